@@ -1,0 +1,52 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := src tests scripts $(wildcard examples benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check check-fast format lock hooks clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## create the virtual environment and install everything
+
+$(STAMP): pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+demo: $(STAMP) ## train PPO on CartPole-v1
+	$(BIN)/fragflow train ppo --env CartPole-v1 --total-steps 524288 \
+		--run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest
+
+check: check-fast test ## run every check and the tests
+
+check-fast: $(STAMP) ## check format, lint, types, import contracts and file sizes
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/size_budget.py
+
+format: $(STAMP) ## format the code and apply safe fixes
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+lock: ## update requirements.lock from pyproject.toml (needs uv)
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command "make lock" --output-file requirements.lock
+
+hooks: ## install a git hook that runs check-fast before each commit
+	printf '#!/bin/sh\nexec make check-fast\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
+	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

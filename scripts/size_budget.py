@@ -1,0 +1,45 @@
+"""Print lines per package and fail when a Python file is over the limit."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("src", "tests", "examples", "benchmarks", "scripts")
+MAX_LINES = 400
+
+
+def count_lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def package_of(path: Path) -> str:
+    """`fragflow.graph` for files of a subpackage, `fragflow` for modules at the top."""
+    return ".".join(path.relative_to(ROOT / "src").parent.parts[:2])
+
+
+def main() -> int:
+    lines = {
+        path: count_lines(path)
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+    packages: Counter[str] = Counter()
+    for path, count in lines.items():
+        if path.is_relative_to(ROOT / "src" / "fragflow"):
+            packages[package_of(path)] += count
+    for package, count in sorted(packages.items()):
+        print(f"{count:6} {package}")
+    print(f"{packages.total():6} total")
+
+    too_long = {path: count for path, count in lines.items() if count > MAX_LINES}
+    for path, count in too_long.items():
+        print(
+            f"{path.relative_to(ROOT)} has {count} lines; the limit is {MAX_LINES}. Split it.",
+            file=sys.stderr,
+        )
+    return 1 if too_long else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

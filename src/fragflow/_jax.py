@@ -1,0 +1,172 @@
+"""The only file that touches JAX's private parts, or differs between its versions."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src import source_info_util
+from jax._src.interpreters import partial_eval
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+Eqn = core.JaxprEqn
+Jaxpr = core.Jaxpr
+ClosedJaxpr = core.ClosedJaxpr
+Literal = core.Literal
+Var = core.Var
+DropVar = core.DropVar
+
+REPLICA_AXIS = "replica"
+_COMPONENT = "component:"
+
+
+def is_name_valid(name: str) -> bool:
+    """Whether `name` can be a component's."""
+    return re.fullmatch(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*", name) is not None
+
+
+def component_call(name: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Calls `function` as an inner jit that carries the component's name.
+
+    The call is not inlined: across an inlined boundary XLA contracts multiply-adds, and the bits of
+    a result would depend on where the program was cut. Calls within the component are free again.
+    """
+
+    def inner(*inner_args: Any) -> Any:
+        with set_xla_metadata(inlineable=None):
+            return function(*inner_args)
+
+    inner.__name__ = inner.__qualname__ = _COMPONENT + name
+    with set_xla_metadata(inlineable="false"):
+        return jax.jit(inner)(*args)
+
+
+def component_of(eqn: Eqn) -> str | None:
+    """The name of the component that `eqn` calls, if it calls one."""
+    name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
+    return name.removeprefix(_COMPONENT) if name and name.startswith(_COMPONENT) else None
+
+
+# all_mean, all_sum, all_max: present in every trace, given a meaning when fragments are built.
+
+all_reduce_p = core.Primitive("all_reduce")
+all_reduce_p.multiple_results = True
+all_reduce_p.def_impl(lambda *xs, operation: list(xs))
+all_reduce_p.def_abstract_eval(lambda *avals, operation: list(avals))
+
+
+def all_reduce(operation: str, values: Sequence[Any]) -> list[Any]:
+    """Binds the reduction over replicas; the identity until a fragment is built."""
+    return all_reduce_p.bind(*[jax.numpy.asarray(v) for v in values], operation=operation)
+
+
+def _all_reduce_batch(args: Sequence[Any], dims: Sequence[Any], *, operation: str) -> Any:
+    return all_reduce_p.bind(*args, operation=operation), list(dims)
+
+
+def _all_reduce_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: str) -> Any:
+    if operation == "max":
+        raise TypeError("all_max has no derivative: apply it outside the differentiated function")
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
+    return (
+        all_reduce_p.bind(*primals, operation=operation),
+        all_reduce_p.bind(*tangents, operation=operation),
+    )
+
+
+def _all_reduce_transpose(cotangents: Sequence[Any], *_: Any, operation: str) -> Any:
+    # The mean (or sum) over replicas is symmetric, hence its own transpose.
+    return all_reduce_p.bind(*[ad.instantiate_zeros(c) for c in cotangents], operation=operation)
+
+
+batching.primitive_batchers[all_reduce_p] = _all_reduce_batch
+ad.primitive_jvps[all_reduce_p] = _all_reduce_jvp
+ad.primitive_transposes[all_reduce_p] = _all_reduce_transpose
+mlir.register_lowering(
+    all_reduce_p, mlir.lower_fun(lambda *xs, operation: list(xs), multiple_results=True)
+)
+
+
+def reduce_over_axis(operation: str, values: Sequence[Any], axis: str) -> list[Any]:
+    """The reduction among the shards of one SPMD group."""
+    reduce = {"mean": lax.pmean, "sum": lax.psum, "max": lax.pmax}[operation]
+    return [reduce(v, axis) for v in values]
+
+
+# Reading and re-evaluating equations.
+
+
+def inner_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
+    """The jaxprs in an equation's parameters (loop bodies, branches, calls)."""
+    yield from core.jaxprs_in_params(eqn.params)
+
+
+def bind(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
+    """Applies an equation to values, in the context it was traced in."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    with eqn.ctx.manager:
+        result = eqn.primitive.bind(*args, **params)
+    return list(result) if eqn.primitive.multiple_results else [result]
+
+
+def source_line(eqn: Eqn) -> str:
+    """`file:line (function)` of the user's code that made this equation."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values of this type are random keys."""
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def dead_code_removed(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program without equations that no output needs, loops and calls included."""
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), True)
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def with_axis_reductions(eqn: Eqn, axis: str, size: int) -> Eqn:
+    """`eqn` with every reduction over replicas inside it bound to a mesh axis."""
+    if not contains_all_reduce(eqn):
+        return eqn
+
+    def rewrite(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return ClosedJaxpr(rewrite(value.jaxpr), value.consts)
+        if isinstance(value, Jaxpr):
+            eqns = [new for old in value.eqns for new in _axis_eqns(old, axis, size, rewrite)]
+            return value.replace(eqns=eqns)
+        if isinstance(value, tuple | list):
+            return type(value)(rewrite(v) for v in value)
+        return value
+
+    return eqn.replace(params={k: rewrite(v) for k, v in eqn.params.items()})
+
+
+def _axis_eqns(eqn: Eqn, axis: str, size: int, rewrite: Callable[[Any], Any]) -> list[Eqn]:
+    if eqn.primitive is not all_reduce_p:
+        return [eqn.replace(params={k: rewrite(v) for k, v in eqn.params.items()})]
+    operation = eqn.params["operation"]
+    avals = [v.aval for v in eqn.invars]
+    closed = jax.make_jaxpr(
+        lambda *xs: reduce_over_axis(operation, xs, axis), axis_env=[(axis, size)]
+    )(*avals)
+    names: dict[Any, Any] = dict(zip(closed.jaxpr.invars, eqn.invars, strict=True))
+    results = dict(zip(closed.jaxpr.outvars, eqn.outvars, strict=True))
+    eqns = []
+    for inner in closed.jaxpr.eqns:
+        outvars = [results.get(v, v) for v in inner.outvars]
+        names.update(zip(inner.outvars, outvars, strict=True))
+        invars = [v if isinstance(v, Literal) else names[v] for v in inner.invars]
+        eqns.append(inner.replace(invars=invars, outvars=outvars))
+    return eqns
+
+
+def contains_all_reduce(eqn: Eqn) -> bool:
+    """Whether a reduction over replicas is in `eqn`, at any depth."""
+    return eqn.primitive is all_reduce_p or any(
+        contains_all_reduce(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns
+    )

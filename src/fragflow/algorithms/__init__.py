@@ -1,0 +1,17 @@
+"""Algorithms, each in one file; loaded when they are asked for."""
+
+import importlib
+
+from fragflow.api.algorithm import Algorithm
+from fragflow.errors import ConfigError, unknown
+
+ALGORITHMS: dict[str, str] = {"ppo": "fragflow.algorithms.ppo:PPO"}
+"""Where to find each algorithm: `module:class` by name."""
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """The algorithm called `name`, in any case."""
+    if name.lower() not in ALGORITHMS:
+        raise ConfigError(unknown("algorithm", name, ALGORITHMS))
+    module, _, attribute = ALGORITHMS[name.lower()].partition(":")
+    return getattr(importlib.import_module(module), attribute)

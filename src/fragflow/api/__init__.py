@@ -1,0 +1,17 @@
+"""What the author of an algorithm or an environment sees; it knows nothing of distribution."""
+
+from fragflow.api.algorithm import Algorithm as Algorithm
+from fragflow.api.algorithm import Clock as Clock
+from fragflow.api.algorithm import Metrics as Metrics
+from fragflow.api.component import component as component
+from fragflow.api.environment import Environment as Environment
+from fragflow.api.environment import Step as Step
+from fragflow.api.environment import Timestep as Timestep
+from fragflow.api.reduce import all_max as all_max
+from fragflow.api.reduce import all_mean as all_mean
+from fragflow.api.reduce import all_sum as all_sum
+from fragflow.api.spaces import Box as Box
+from fragflow.api.spaces import Discrete as Discrete
+from fragflow.api.spaces import Space as Space
+from fragflow.api.vector import Environments as Environments
+from fragflow.api.vector import EnvState as EnvState

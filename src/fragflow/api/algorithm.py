@@ -1,0 +1,46 @@
+"""What an algorithm is: three functions over explicit state, and its hyperparameters as fields."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from fragflow.api.vector import Environments
+
+Metrics = dict[str, jax.Array]
+
+
+class Clock(NamedTuple):
+    """Where training stands; given by the runtime, equal on all replicas."""
+
+    key: jax.Array
+    """a fresh random key for this iteration"""
+    iteration: jax.Array
+    """int32, from 0"""
+    env_steps: jax.Array
+    """int32, environment steps made before this iteration"""
+    progress: jax.Array
+    """float32, from 0 towards 1 at the last iteration"""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A training loop. Subclasses are frozen dataclasses; their fields are the hyperparameters.
+
+    Write it for one imagined device that holds all environments. Nothing in it may depend on how
+    many environments are in front of it, except shapes.
+    """
+
+    def init(self, env: Environments, key: jax.Array) -> Any:
+        """The first state: a pytree with a field `params`."""
+        raise NotImplementedError(f"{type(self).__name__} has no init(env, key)")
+
+    def step(self, env: Environments, state: Any, clock: Clock) -> tuple[Any, Metrics]:
+        """One iteration of the training loop: the next state, and scalars to report."""
+        raise NotImplementedError(f"{type(self).__name__} has no step(env, state, clock)")
+
+    def policy(
+        self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
+    ) -> tuple[jax.Array, Any]:
+        """How a trained agent acts in one environment: (action, next memory)."""
+        raise NotImplementedError(f"{type(self).__name__} has no policy(params, obs, memory, key)")

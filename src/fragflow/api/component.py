@@ -1,0 +1,58 @@
+"""Marks a function as a component: a call that may become a fragment boundary."""
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+
+from fragflow._jax import component_call, is_name_valid
+from fragflow.errors import TraceError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_inside: ContextVar[str | None] = ContextVar("inside_component", default=None)
+
+
+def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorates a function or method whose call a policy may place.
+
+    Names are dotted, most general first: a policy that places `learner` places `learner.update`
+    too. A component called inside another one belongs to the outer one.
+    """
+    if not is_name_valid(name):
+        raise TraceError(
+            f"component name {name!r}: expected dotted lower-case words, like 'learner.update'"
+        )
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if _inside.get() is not None:
+                return function(*args, **kwargs)
+            leaves, structure = jax.tree.flatten((args, kwargs))
+            dynamic = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+
+            def inner(*arrays: Any) -> T:
+                filled = list(leaves)
+                for i, array in zip(dynamic, arrays, strict=True):
+                    filled[i] = array
+                token = _inside.set(name)
+                try:
+                    inner_args, inner_kwargs = jax.tree.unflatten(structure, filled)
+                    return function(*inner_args, **inner_kwargs)
+                finally:
+                    _inside.reset(token)
+
+            return component_call(name, inner, [leaves[i] for i in dynamic])
+
+        return call
+
+    return decorate
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)

@@ -1,0 +1,53 @@
+"""The contract of one environment, and what a step of many of them returns."""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from fragflow.api.spaces import Space
+
+
+class Step(NamedTuple):
+    """What one environment answers to one action. It does not reset itself."""
+
+    state: Any
+    obs: Any
+    reward: jax.Array
+    terminated: jax.Array
+    """the episode ended: nothing follows, so its value is zero"""
+    truncated: jax.Array
+    """the episode was cut (time limit): its value goes on"""
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One environment as pure JAX functions. Resetting and batching are done for it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def observation(self) -> Space: ...
+    @property
+    def action(self) -> Space: ...
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        """A new episode: (state, obs)."""
+        ...
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step: ...
+
+
+class Timestep(NamedTuple):
+    """A batch of environments after one step; the environment axis comes first."""
+
+    obs: Any
+    """act on this next; the first observation of the new episode where one ended"""
+    next_obs: Any
+    """the true successor; differs from `obs` where an episode ended"""
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+
+    @property
+    def done(self) -> jax.Array:
+        return self.terminated | self.truncated

@@ -1,0 +1,36 @@
+"""Reductions over all environments of a run, wherever they are.
+
+A fragment may hold only some of the environments. A mean, sum or maximum over the environments it
+holds becomes one over all of them by `all_mean`, `all_sum` or `all_max`. Where one fragment holds
+them all, they change nothing.
+"""
+
+from typing import TypeVar
+
+import jax
+
+from fragflow._jax import all_reduce
+
+Tree = TypeVar("Tree")
+
+
+def all_mean(tree: Tree) -> Tree:
+    """Mean of a local mean (gradients, losses, statistics), leaf by leaf."""
+    return _reduce("mean", tree)
+
+
+def all_sum(tree: Tree) -> Tree:
+    """Sum of a local sum (counts, totals), leaf by leaf."""
+    return _reduce("sum", tree)
+
+
+def all_max(tree: Tree) -> Tree:
+    """Maximum of a local maximum, leaf by leaf."""
+    return _reduce("max", tree)
+
+
+def _reduce(operation: str, tree: Tree) -> Tree:
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    return jax.tree.unflatten(structure, all_reduce(operation, leaves))

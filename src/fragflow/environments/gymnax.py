@@ -1,0 +1,132 @@
+"""Environments of gymnax 1.x (Lange 2022)."""
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.api.environment import Step
+from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.errors import ConfigError, unknown
+
+# What gymnax imports for drawing only. It takes three times as long as everything else.
+_DRAWING = ("matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn")
+
+
+@dataclasses.dataclass(frozen=True)
+class GymnaxEnvironment:
+    """One gymnax environment with fixed parameters."""
+
+    name: str
+    arguments: tuple[tuple[str, Any], ...]
+    """what differs from gymnax's defaults, sorted; this and the name are its identity"""
+    observation: Space
+    action: Space
+    _environment: Any = dataclasses.field(repr=False, compare=False)
+    _params: Any = dataclasses.field(repr=False, compare=False)
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        obs, state = self._environment.reset_env(key, self._params)
+        return state, _as(self.observation, obs)
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step:
+        # Not gymnax's own `step`: it resets at the end of an episode.
+        obs, state, reward, terminated, _ = self._environment.step_env(
+            key, state, action, self._params
+        )
+        truncated = self._environment.is_truncated(state, self._params)
+        return Step(state, _as(self.observation, obs), reward, terminated, truncated)
+
+
+def make(name: str, **arguments: Any) -> GymnaxEnvironment:
+    """The gymnax environment `name`; `arguments` replace fields of its `EnvParams`."""
+    registration = _registration()
+    if name not in registration.registered_envs:
+        raise ConfigError(unknown("gymnax environment", name, registration.registered_envs))
+    environment, params = registration.make(name)
+    known = [field.name for field in dataclasses.fields(params)]
+    for argument in arguments:
+        if argument not in known:
+            raise ConfigError(unknown(f"argument of {name}", argument, known))
+    params = dataclasses.replace(params, **arguments)
+    return GymnaxEnvironment(
+        name=name,
+        arguments=tuple(sorted(arguments.items())),
+        observation=_space(name, "observations", environment.observation_space(params)),
+        action=_space(name, "actions", environment.action_space(params)),
+        _environment=environment,
+        _params=params,
+    )
+
+
+def names() -> tuple[str, ...]:
+    """Every environment that `make` knows."""
+    return tuple(_registration().registered_envs)
+
+
+def _space(name: str, what: str, space: Any) -> Space:
+    match type(space).__name__:
+        case "Discrete":
+            return Discrete(n=int(space.n))
+        case "Box":
+            return Box(
+                shape=tuple(space.shape),
+                dtype=np.dtype(space.dtype).name,
+                low=_bound(space.low, space.shape),
+                high=_bound(space.high, space.shape),
+            )
+        case other:
+            raise ConfigError(
+                f"{name} has {what} of type {other}: only Box and Discrete are supported"
+            )
+
+
+def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
+    array = np.asarray(bound, np.float64)
+    # gymnax writes "unbounded" as the largest float.
+    array = np.where(np.abs(array) >= np.finfo(np.float32).max, np.copysign(np.inf, array), array)
+    if np.all(array == array.flat[0]):
+        return float(array.flat[0])
+    return tuple(np.broadcast_to(array, shape).ravel().tolist())
+
+
+def _as(space: Space, obs: jax.Array) -> jax.Array:
+    return jax.numpy.asarray(obs, space.dtype)
+
+
+def _registration() -> ModuleType:
+    with _drawing_deferred():
+        return importlib.import_module("gymnax.registration")
+
+
+@contextmanager
+def _drawing_deferred() -> Iterator[None]:
+    """Imports inside this context get drawing libraries that load themselves at their first use."""
+    stand_ins = {name: _Deferred(name) for name in _DRAWING if name not in sys.modules}
+    if "matplotlib" in stand_ins:
+        for name in stand_ins:
+            parent, _, child = name.rpartition(".")
+            if parent:
+                setattr(stand_ins[parent], child, stand_ins[name])
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name, module in stand_ins.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+class _Deferred(ModuleType):
+    """Stands for a module until one of its attributes is needed."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return getattr(importlib.import_module(self.__name__), attribute)

@@ -1,0 +1,178 @@
+"""The graph's vocabulary: an immutable program of operations and loops over named values.
+
+A value's name is its position in the program (`7/3.0`: first result of equation 3 in the loop at
+position 7), so it is the same in every trace of the same loop, whatever the number of environments.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fragflow._jax import Eqn
+
+Value: TypeAlias = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One equation, kept for every traced number of environments."""
+
+    path: str
+    eqns: Mapping[int, Eqn]
+    inputs: tuple[Value | None, ...]
+    """None stands for a literal, which each trace has for itself"""
+    outputs: tuple[Value | None, ...]
+    """None stands for a result that nobody uses"""
+    components: frozenset[str] = frozenset()
+
+    @property
+    def eqn(self) -> Eqn:
+        return next(iter(self.eqns.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A closed-over array or a literal that needs a name."""
+
+    output: Value
+    arrays: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carry:
+    """A value that a loop keeps from step to step."""
+
+    inside: Value
+    init: Value
+    next: Value
+    final: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A loop's input that is consumed step by step along its first axis."""
+
+    inside: Value
+    outside: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """A loop's output that is collected step by step along a new first axis."""
+
+    element: Value
+    outside: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A scan that several fragments share; its body sees all values of the blocks around it."""
+
+    path: str
+    length: int | None
+    """None for the training loop, whose length is chosen at run time"""
+    reverse: bool = False
+    counter: Value | None = None
+    carries: tuple[Carry, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    body: tuple["Node", ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """One value of a message, and how it travels between replicas."""
+
+    value: Value
+    collective: str
+    """one-to-one, gather, scatter, broadcast, pick, reduce-mean, reduce-sum or reduce-max"""
+    axis: int | None = None
+    """the environment axis, along which a gather or scatter joins or cuts"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A message from one fragment to another at this point of the program."""
+
+    name: str
+    source: str
+    target: str
+    parcels: tuple[Parcel, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receive:
+    transfer: Transfer
+
+
+Node: TypeAlias = Op | Constant | Loop | Transfer | Send | Receive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The whole training loop, before or after it is cut."""
+
+    loop: Loop
+    constants: tuple[Constant, ...]
+    sources: Mapping[str, Value]
+    """what every fragment knows by itself: the run's key, its environments' indices, ..."""
+    avals: Mapping[int, Mapping[Value, Any]]
+    """types, by number of environments"""
+    num_envs: int
+    labels: Mapping[Value, str]
+    """what the user calls a value, where he does: state and metric leaves"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """What one kind of worker does: its part of the program, with its entries and exits."""
+
+    name: str
+    components: tuple[str, ...]
+    replicas: int
+    device: str
+    num_envs: int
+    """environments per replica"""
+    constants: tuple[Constant, ...]
+    loop: Loop
+    group: bool = False
+    """replicas reduce among themselves, so they run as one program over a mesh"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FDG:
+    """A fragmented dataflow graph: fragments and the messages between them."""
+
+    policy: str
+    program: Program
+    fragments: Mapping[str, Fragment]
+    transfers: tuple[Transfer, ...]
+    kinds: Mapping[str, Mapping[Value, Any]]
+    """per fragment, what its replicas hold of each value (see replicas.py)"""
+
+
+def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """All nodes, loop bodies included, in program order."""
+    for node in nodes:
+        yield node
+        if isinstance(node, Loop):
+            yield from walk(node.body)
+
+
+def walk_with_trips(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Node, int]]:
+    """All nodes with how often each is run per training iteration."""
+    for node in nodes:
+        yield node, trips
+        if isinstance(node, Loop):
+            yield from walk_with_trips(node.body, trips * (node.length or 1))
+
+
+def is_comm_free(node: Node) -> bool:
+    """Whether nothing is sent or received in `node`."""
+    inner = walk(node.body) if isinstance(node, Loop) else [node]
+    return not any(isinstance(n, Send | Receive | Transfer) for n in inner)

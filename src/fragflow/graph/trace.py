@@ -1,0 +1,442 @@
+"""From an algorithm to a program: trace one iteration, for each local number of environments.
+
+The traces are walked side by side. Only what a policy cuts is opened: an equation that touches one
+fragment, or none, stays whole.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow._jax import (
+    ClosedJaxpr,
+    DropVar,
+    Eqn,
+    Jaxpr,
+    Literal,
+    component_of,
+    contains_all_reduce,
+    dead_code_removed,
+    inner_jaxprs,
+    source_line,
+)
+from fragflow.api.algorithm import Algorithm, Clock
+from fragflow.api.environment import Environment
+from fragflow.api.vector import Environments, clear_episode_stats, episode_stats
+from fragflow.errors import GraphError, TraceError
+from fragflow.graph.ir import Carry, Constant, Loop, Node, Op, Program, Slice, Stack, Value
+
+SOURCES = ("env_ids", "run_key", "steps_per_iteration", "total_iterations")
+ITERATION = "iteration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One iteration of the training loop for `num_envs` local environments."""
+
+    num_envs: int
+    closed: ClosedJaxpr
+    state_labels: tuple[str, ...]
+    metric_labels: tuple[str, ...]
+    state_structure: Any
+    metric_structure: Any
+
+
+def init_function(
+    algorithm: Algorithm, environment: Environment, total: int
+) -> Callable[[jax.Array, jax.Array], Any]:
+    """`(run key, env ids) -> first state`, with strong types."""
+
+    def init(run_key: jax.Array, env_ids: jax.Array) -> Any:
+        key = jax.random.fold_in(jax.random.wrap_key_data(run_key), 0)
+        state = algorithm.init(Environments(environment, env_ids, total), key)
+        return jax.tree.map(_strong, state)
+
+    return init
+
+
+def iteration_function(
+    algorithm: Algorithm, environment: Environment, total: int
+) -> Callable[..., tuple[Any, Any]]:
+    """`(state, iteration, *sources) -> (state, (metrics, episodes))`."""
+
+    def iteration(
+        state: Any,
+        index: jax.Array,
+        env_ids: jax.Array,
+        run_key: jax.Array,
+        steps_per_iteration: jax.Array,
+        total_iterations: jax.Array,
+    ) -> tuple[Any, Any]:
+        # Key 0 made the first state, so iteration i draws from key i + 1.
+        key = jax.random.fold_in(jax.random.wrap_key_data(run_key), index + 1)
+        progress = index.astype(jnp.float32) / total_iterations.astype(jnp.float32)
+        clock = Clock(key, index, index * steps_per_iteration, progress)
+        env = Environments(environment, env_ids, total)
+        state, metrics = algorithm.step(env, clear_episode_stats(state), clock)
+        return jax.tree.map(_strong, state), (metrics, episode_stats(state))
+
+    return iteration
+
+
+def source_avals(num_envs: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Types of the sources of a fragment with `num_envs` environments."""
+    scalar = jax.ShapeDtypeStruct((), np.int32)
+    return (
+        jax.ShapeDtypeStruct((num_envs,), np.int32),
+        jax.ShapeDtypeStruct((2,), np.uint32),
+        scalar,
+        scalar,
+    )
+
+
+def trace(algorithm: Algorithm, environment: Environment, total: int, num_envs: int) -> Trace:
+    """Traces one iteration as seen by a fragment that holds `num_envs` environments."""
+    sources = source_avals(num_envs)
+    init = init_function(algorithm, environment, total)
+    state = jax.eval_shape(init, sources[1], sources[0])
+    if not hasattr(state, "params"):
+        raise TraceError(
+            f"{type(algorithm).__name__}.init returned {type(state).__name__}, which has no field "
+            "'params': return a state with one (a NamedTuple or a dataclass pytree)"
+        )
+    index = jax.ShapeDtypeStruct((), np.int32)
+    iteration = iteration_function(algorithm, environment, total)
+    closed, shapes = jax.make_jaxpr(iteration, return_shape=True)(state, index, *sources)
+    new_state, outputs = shapes
+    labels = _labels(state)
+    _check_state(algorithm, state, new_state, labels)
+    return Trace(
+        num_envs=num_envs,
+        closed=dead_code_removed(closed),
+        state_labels=labels,
+        metric_labels=_labels(outputs),
+        state_structure=jax.tree.structure(state),
+        metric_structure=jax.tree.structure(outputs),
+    )
+
+
+def components_in(trace: Trace) -> frozenset[str]:
+    """The components that one iteration calls."""
+    return frozenset().union(*(_components(eqn) for eqn in trace.closed.jaxpr.eqns))
+
+
+def env_steps_per_iteration(trace: Trace, total: int) -> int:
+    """How many environment steps one iteration makes, over all environments."""
+
+    def count(jaxpr: Jaxpr) -> int:
+        steps = 0
+        for eqn in jaxpr.eqns:
+            if component_of(eqn) == "environment.step":
+                steps += 1
+            elif component_of(eqn) is None:
+                inner = sum(count(j) for j in inner_jaxprs(eqn))
+                steps += inner * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+        return steps
+
+    return count(trace.closed.jaxpr) * total
+
+
+def build(traces: Sequence[Trace], total: int, fragment_of: Callable[[str], str]) -> Program:
+    """One program from traces of different sizes, opened where `fragment_of` cuts it."""
+    first = traces[0]
+    builder = _Builder({t.num_envs: {} for t in traces}, fragment_of)
+    jaxprs = {t.num_envs: t.closed.jaxpr for t in traces}
+    count = len(first.state_labels)
+    inside = [f"state:{label}" for label in first.state_labels]
+    names = [*inside, ITERATION, *SOURCES]
+    for n, jaxpr in jaxprs.items():
+        builder.bind(n, jaxpr.invars, names)
+        builder.bind_consts(n, {t.num_envs: t.closed for t in traces}, "const")
+    body = builder.block(jaxprs, "", [t.closed.jaxpr.eqns for t in traces])
+    outputs = builder.references(jaxprs, {n: j.outvars for n, j in jaxprs.items()}, "out", body)
+    carries = tuple(
+        Carry(inside=name, init=f"{name}@init", next=result, final=f"{name}@final")
+        for name, result in zip(inside, outputs[:count], strict=True)
+    )
+    stacks = tuple(
+        Stack(element=result, outside=f"metric:{label}")
+        for label, result in zip(first.metric_labels, outputs[count:], strict=True)
+    )
+    for avals in builder.avals.values():
+        for carry in carries:
+            avals[carry.init] = avals[carry.final] = avals[carry.inside]
+    labels = {name: label for name, label in zip(inside, first.state_labels, strict=True)}
+    labels |= {stack.outside: stack.outside.removeprefix("metric:") for stack in stacks}
+    return Program(
+        loop=Loop(
+            path="train",
+            length=None,
+            counter=ITERATION,
+            carries=carries,
+            stacks=stacks,
+            body=tuple(body),
+        ),
+        constants=tuple(builder.constants),
+        sources={name: name for name in SOURCES},
+        avals=builder.avals,
+        num_envs=total,
+        labels=labels,
+    )
+
+
+class _Builder:
+    """Walks several jaxprs of the same structure side by side and names what it meets."""
+
+    def __init__(self, avals: dict[int, dict[Value, Any]], fragment_of: Callable[[str], str]):
+        self.avals = avals
+        self.constants: list[Constant] = []
+        self._fragment_of = fragment_of
+        # Cached jaxprs share Var objects between calls, so scopes are stacked, never merged.
+        self._names: dict[int, dict[Any, Value]] = {n: {} for n in avals}
+
+    def bind(self, n: int, variables: Sequence[Any], names: Sequence[Value]) -> None:
+        for variable, name in zip(variables, names, strict=True):
+            self._names[n][variable] = name
+            self.avals[n].setdefault(name, variable.aval)
+
+    def bind_consts(self, n: int, closed: Mapping[int, ClosedJaxpr], path: str) -> None:
+        for k, variable in enumerate(closed[n].jaxpr.constvars):
+            name = f"{path}:{k}"
+            self.bind(n, [variable], [name])
+            if all(c.output != name for c in self.constants):
+                arrays = {m: c.consts[k] for m, c in closed.items()}
+                self.constants.append(Constant(output=name, arrays=arrays))
+
+    def block(
+        self, jaxprs: Mapping[int, Jaxpr], path: str, all_eqns: Sequence[Sequence[Eqn]]
+    ) -> list[Node]:
+        """The nodes of a block; `jaxprs`' inputs must be bound."""
+        sizes = list(jaxprs)
+        nodes: list[Node] = []
+        if len({len(eqns) for eqns in all_eqns}) > 1:
+            _refuse_structure(sizes, all_eqns)
+        for i, group in enumerate(zip(*all_eqns, strict=True)):
+            eqns = dict(zip(sizes, group, strict=True))
+            if len({_signature(eqn) for eqn in group}) > 1:
+                _refuse_structure(sizes, all_eqns)
+            nodes.extend(self._node(f"{path}{i}", eqns))
+        return nodes
+
+    def _node(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+        eqn = next(iter(eqns.values()))
+        components = _components(eqn)
+        touched = {self._fragment_of(c) for c in components}
+        if component_of(eqn) is None:
+            is_call = eqn.primitive.name != "scan" and _call_jaxpr(eqn) is not None
+            if is_call and (len(touched) > 1 or contains_all_reduce(eqn)):
+                return self._inline(path, eqns)
+            if len(touched) > 1 and eqn.primitive.name == "scan":
+                return self._loop(path, eqns)
+            if len(touched) > 1:
+                raise GraphError(
+                    f"the {eqn.primitive.name} at {source_line(eqn)} contains components of "
+                    f"several fragments ({_listing(components, self._fragment_of)}). Only lax.scan "
+                    "can be cut: move the components out of it, or place them together."
+                )
+        for n, e in eqns.items():
+            self.bind(n, e.outvars, [f"{path}.{k}" for k in range(len(e.outvars))])
+        return [
+            Op(
+                path=path,
+                eqns=eqns,
+                inputs=tuple(self._name(v, eqns) for v in range(len(eqn.invars))),
+                outputs=tuple(
+                    None if isinstance(v, DropVar) else f"{path}.{k}"
+                    for k, v in enumerate(eqn.outvars)
+                ),
+                components=components,
+            )
+        ]
+
+    def _name(self, position: int, eqns: Mapping[int, Eqn]) -> Value | None:
+        n, eqn = next(iter(eqns.items()))
+        variable = eqn.invars[position]
+        return None if isinstance(variable, Literal) else self._names[n][variable]
+
+    def references(
+        self,
+        jaxprs: Mapping[int, Jaxpr],
+        variables: Mapping[int, Sequence[Any]],
+        path: str,
+        nodes: list[Node],
+    ) -> list[Value]:
+        """Names for variables that may be literals; a literal becomes a constant in `nodes`."""
+        names: list[Value] = []
+        first = next(iter(jaxprs))
+        for k, variable in enumerate(variables[first]):
+            if isinstance(variable, Literal):
+                name = f"{path}:{k}"
+                values = {n: variables[n][k] for n in jaxprs}
+                nodes.append(Constant(output=name, arrays={n: v.val for n, v in values.items()}))
+                for n, literal in values.items():
+                    self.avals[n][name] = literal.aval
+                names.append(name)
+            else:
+                names.append(self._names[first][variable])
+        return names
+
+    def _inline(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+        closed = {n: _call_jaxpr(eqn) for n, eqn in eqns.items()}
+        nodes: list[Node] = []
+        args = self.references(
+            {n: c.jaxpr for n, c in closed.items()},
+            {n: e.invars for n, e in eqns.items()},
+            f"{path}/in",
+            nodes,
+        )
+        saved = {n: dict(names) for n, names in self._names.items()}
+        jaxprs = {n: c.jaxpr for n, c in closed.items()}
+        for n, jaxpr in jaxprs.items():
+            self.bind(n, jaxpr.invars, args)
+            self.bind_consts(n, closed, f"{path}/const")
+        nodes += self.block(jaxprs, f"{path}/", [j.eqns for j in jaxprs.values()])
+        results = self.references(
+            jaxprs, {n: j.outvars for n, j in jaxprs.items()}, f"{path}/out", nodes
+        )
+        for n, eqn in eqns.items():
+            self._names[n] = saved[n]
+            self.bind(n, eqn.outvars, results)
+        return nodes
+
+    def _loop(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+        nodes: list[Node] = []
+        params = next(iter(eqns.values())).params
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        closed = {n: eqn.params["jaxpr"] for n, eqn in eqns.items()}
+        jaxprs = {n: c.jaxpr for n, c in closed.items()}
+        args = self.references(jaxprs, {n: e.invars for n, e in eqns.items()}, f"{path}/in", nodes)
+        inner = [
+            *args[:num_consts],
+            *(f"{path}/carry{k}" for k in range(num_carry)),
+            *(f"{path}/slice{k}" for k in range(len(args) - num_consts - num_carry)),
+        ]
+        saved = {n: dict(names) for n, names in self._names.items()}
+        for n, jaxpr in jaxprs.items():
+            self.bind(n, jaxpr.invars, inner)
+            self.bind_consts(n, closed, f"{path}/const")
+        body = self.block(jaxprs, f"{path}/", [j.eqns for j in jaxprs.values()])
+        results = self.references(
+            jaxprs, {n: j.outvars for n, j in jaxprs.items()}, f"{path}/out", body
+        )
+        outer = [f"{path}.{k}" for k in range(len(results))]
+        for n, eqn in eqns.items():
+            self._names[n] = saved[n]
+            self.bind(n, eqn.outvars, outer)
+        split = num_consts + num_carry
+        nodes.append(
+            Loop(
+                path=path,
+                length=params["length"],
+                reverse=params["reverse"],
+                carries=tuple(
+                    Carry(inside=i, init=a, next=r, final=o)
+                    for i, a, r, o in zip(
+                        inner[num_consts:split],
+                        args[num_consts:split],
+                        results[:num_carry],
+                        outer[:num_carry],
+                        strict=True,
+                    )
+                ),
+                slices=tuple(
+                    Slice(inside=i, outside=a)
+                    for i, a in zip(inner[split:], args[split:], strict=True)
+                ),
+                stacks=tuple(
+                    Stack(element=r, outside=o)
+                    for r, o in zip(results[num_carry:], outer[num_carry:], strict=True)
+                ),
+                body=tuple(body),
+            )
+        )
+        return nodes
+
+
+def _call_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
+    """The body of a plain call (jit, custom derivative, remat), which may be inlined."""
+    for key in ("jaxpr", "call_jaxpr"):
+        inner = eqn.params.get(key)
+        if isinstance(inner, ClosedJaxpr):
+            return inner
+        if isinstance(inner, Jaxpr):
+            return ClosedJaxpr(inner, ())
+    return None
+
+
+def _components(eqn: Eqn) -> frozenset[str]:
+    name = component_of(eqn)
+    if name is not None:
+        return frozenset({name})
+    return frozenset().union(
+        *(_components(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns)
+    )
+
+
+def _signature(eqn: Eqn) -> tuple[Any, ...]:
+    """What must be equal in every trace, down to component boundaries."""
+    name = component_of(eqn)
+    own = (eqn.primitive.name, name, len(eqn.invars), len(eqn.outvars), eqn.params.get("length"))
+    if name is not None or not _components(eqn):
+        return own
+    return (*own, tuple(_signature(e) for j in inner_jaxprs(eqn) for e in j.eqns))
+
+
+def _refuse_structure(sizes: Sequence[int], all_eqns: Sequence[Sequence[Eqn]]) -> None:
+    longest = max(len(eqns) for eqns in all_eqns)
+    for i in range(longest):
+        rows = [eqns[i] if i < len(eqns) else None for eqns in all_eqns]
+        if len({_signature(e) if e is not None else None for e in rows}) > 1:
+            seen = ", ".join(
+                f"{_describe(eqn)} with {n} environments"
+                for n, eqn in zip(sizes, rows, strict=True)
+            )
+            line = next(source_line(e) for e in rows if e is not None)
+            raise TraceError(
+                f"the algorithm's structure depends on num_envs: at {line} it is {seen}. Write it "
+                "so that only shapes depend on env.num_envs; use env.per_env for counts."
+            )
+    raise AssertionError("the traces do not differ")
+
+
+def _describe(eqn: Eqn | None) -> str:
+    if eqn is None:
+        return "nothing"
+    length = eqn.params.get("length")
+    return f"{component_of(eqn) or eqn.primitive.name}{f' of length {length}' if length else ''}"
+
+
+def _listing(components: frozenset[str], fragment_of: Callable[[str], str]) -> str:
+    return ", ".join(f"{c} in {fragment_of(c)}" for c in sorted(components))
+
+
+def _labels(tree: Any) -> tuple[str, ...]:
+    """A readable, unique name for every leaf."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat)
+
+
+def _strong(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    return x if not getattr(x, "weak_type", False) else jax.lax.convert_element_type(x, x.dtype)
+
+
+def _check_state(algorithm: Algorithm, old: Any, new: Any, labels: Sequence[str]) -> None:
+    name = type(algorithm).__name__
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise TraceError(
+            f"{name}.step returns a state of another structure than {name}.init: "
+            f"{jax.tree.structure(new)}, expected {jax.tree.structure(old)}"
+        )
+    for label, before, after in zip(
+        labels, jax.tree.leaves(old), jax.tree.leaves(new), strict=True
+    ):
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise TraceError(
+                f"{name}.step changes the state's {label} from {before.dtype}{list(before.shape)} "
+                f"to {after.dtype}{list(after.shape)}: a training loop keeps its types"
+            )

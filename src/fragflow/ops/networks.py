@@ -1,0 +1,94 @@
+"""Function approximators as plain pytrees of arrays: what to initialise, and how to apply it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.errors import ConfigError
+from fragflow.ops.distributions import Categorical, Distribution, Normal
+
+Params = dict[str, Any]
+
+
+class ActorCriticNetwork(Protocol):
+    """A policy and a value function with parameters of their own.
+
+    Any library will do that can give its parameters as a pytree. An instance must be hashable: it
+    is part of the algorithm, like a hyperparameter.
+    """
+
+    def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
+        """Parameters, under `actor` and `critic`."""
+        ...
+
+    def policy(self, actor: Any, obs: jax.Array) -> Distribution:
+        """The distribution of actions, for observations with any number of batch axes."""
+        ...
+
+    def value(self, critic: Any, obs: jax.Array) -> jax.Array:
+        """The expected return from each observation: its batch axes are all that is left."""
+        ...
+
+
+@dataclass(frozen=True)
+class MLPActorCritic:
+    """Two separate towers of tanh layers, initialised as is usual for PPO.
+
+    Orthogonal weights, a policy that starts almost uniform, a standard deviation that does not
+    depend on the observation (Andrychowicz et al. 2021; Huang et al. 2022).
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
+
+    def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
+        actor_key, critic_key = jax.random.split(key)
+        outputs = action.n if isinstance(action, Discrete) else _vector_size(action)
+        actor: Params = {"layers": self._tower(actor_key, observation, outputs, 0.01)}
+        if isinstance(action, Box):
+            actor["log_std"] = jnp.zeros(action.shape, jnp.float32)
+        return {"actor": actor, "critic": {"layers": self._tower(critic_key, observation, 1, 1.0)}}
+
+    def policy(self, actor: Params, obs: jax.Array) -> Distribution:
+        output = _apply(actor["layers"], obs)
+        return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
+
+    def value(self, critic: Params, obs: jax.Array) -> jax.Array:
+        return _apply(critic["layers"], obs)[..., 0]
+
+    def _tower(self, key: jax.Array, observation: Space, outputs: int, scale: float) -> list[Params]:
+        sizes = (*self.hidden, outputs)
+        scales = (math.sqrt(2.0),) * len(self.hidden) + (scale,)
+        layers = []
+        inputs = (observation.n,) if isinstance(observation, Discrete) else observation.shape
+        for key, size, scale in zip(jax.random.split(key, len(sizes)), sizes, scales, strict=True):
+            weights = jax.nn.initializers.orthogonal(scale)(key, (math.prod(inputs), size))
+            layers.append({"bias": jnp.zeros(size), "kernel": weights.reshape(*inputs, size)})
+            inputs = (size,)
+        return layers
+
+
+def _apply(layers: list[Params], obs: jax.Array) -> jax.Array:
+    kernel = layers[0]["kernel"]
+    # The first kernel has the observation's shape, and so tells which axes are batch axes.
+    batch = obs.shape[: obs.ndim + 1 - kernel.ndim]
+    x = obs.reshape(*batch, -1).astype(kernel.dtype)
+    for layer in layers[:-1]:
+        x = jnp.tanh(_linear(layer, x))
+    return _linear(layers[-1], x)
+
+
+def _linear(layer: Params, x: jax.Array) -> jax.Array:
+    kernel = layer["kernel"]
+    return x @ kernel.reshape(-1, kernel.shape[-1]) + layer["bias"]
+
+
+def _vector_size(action: Box) -> int:
+    if len(action.shape) != 1:
+        raise ConfigError(
+            f"an action of shape {action.shape}: this network makes vectors, of shape (n,)"
+        )
+    return action.shape[0]

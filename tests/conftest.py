@@ -1,0 +1,49 @@
+"""Settings and fixtures shared by all tests."""
+
+import os
+
+# XLA sizes its CPU thread pool by NPROC. Collectives over virtual devices need one thread per
+# device at the same time and deadlock on machines with few cores. Must be set before JAX starts.
+os.environ.setdefault("NPROC", "16")
+
+import threading
+import time
+from collections.abc import Iterator
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+THREAD_GRACE_SECONDS = 2.0
+
+hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden files instead of comparing with them",
+    )
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """Fails a test that leaves non-daemon threads running."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + THREAD_GRACE_SECONDS
+    leaked = [t for t in threading.enumerate() if t not in before and not t.daemon]
+    for thread in leaked:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    names = [thread.name for thread in leaked if thread.is_alive()]
+    assert not names, f"The test left threads running: {', '.join(names)}."
