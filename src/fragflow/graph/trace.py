@@ -120,6 +120,14 @@ def trace(algorithm: Algorithm, environment: Environment, total: int, num_envs: 
     )
 
 
+def trace_init(
+    algorithm: Algorithm, environment: Environment, total: int, num_envs: int
+) -> ClosedJaxpr:
+    """Traces how the first state is made."""
+    ids, key = source_avals(num_envs)[:2]
+    return jax.make_jaxpr(init_function(algorithm, environment, total))(key, ids)
+
+
 def components_in(trace: Trace) -> frozenset[str]:
     """The components that one iteration calls."""
     return frozenset().union(*(_components(eqn) for eqn in trace.closed.jaxpr.eqns))

@@ -1,0 +1,15 @@
+"""Distribution policies: data that says which parts of a training loop run where."""
+
+from fragflow.policies.named import ALIASES as ALIASES
+from fragflow.policies.named import POLICIES as POLICIES
+from fragflow.policies.named import actors_and_learner as actors_and_learner
+from fragflow.policies.named import environments_apart as environments_apart
+from fragflow.policies.named import everything_together as everything_together
+from fragflow.policies.named import named_policy as named_policy
+from fragflow.policies.named import parameter_server as parameter_server
+from fragflow.policies.policy import Deployment as Deployment
+from fragflow.policies.policy import Place as Place
+from fragflow.policies.policy import Placed as Placed
+from fragflow.policies.policy import Policy as Policy
+from fragflow.policies.policy import assign as assign
+from fragflow.policies.policy import place as place

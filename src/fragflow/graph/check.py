@@ -1,0 +1,232 @@
+"""What a legal graph is, at each stage; run after every pass."""
+
+from collections.abc import Mapping, Sequence
+
+from fragflow._jax import source_line
+from fragflow.errors import GraphError, ReplicaError
+from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce
+from fragflow.graph.ir import (
+    FDG,
+    Constant,
+    Fragment,
+    Loop,
+    Node,
+    Op,
+    Program,
+    Receive,
+    Send,
+    Transfer,
+    Value,
+    walk,
+)
+from fragflow.graph.kinds import Kind, Tag
+from fragflow.graph.pair import sized_dims
+
+
+def check_owners(flow: Dataflow, owners: Mapping[str, str], fragments: Sequence[str]) -> None:
+    """Every operation has exactly one owner, or is free."""
+    for path in flow.ops:
+        assert owners.get(path) in (*fragments, FREE), f"operation {path} has no owner"
+
+
+def check_fragment(fragment: Fragment, known: Sequence[Value]) -> None:
+    """Every value a fragment reads is defined before, by itself or by a message."""
+    scope = {*known, *(c.output for c in fragment.constants)}
+    _check_loop(fragment.name, fragment.loop, scope | {c.init for c in fragment.loop.carries})
+
+
+def _check_loop(name: str, loop: Loop, scope: set[Value]) -> None:
+    for value in (*(c.init for c in loop.carries), *(s.outside for s in loop.slices)):
+        assert value in scope, f"fragment {name} starts loop {loop.path} without {value}"
+    inner = set(scope)
+    inner |= {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
+    if loop.counter is not None:
+        inner.add(loop.counter)
+    _check_block(name, loop.body, inner)
+    for value in (*(c.next for c in loop.carries), *(s.element for s in loop.stacks)):
+        assert value in inner, f"fragment {name} ends a step of loop {loop.path} without {value}"
+
+
+def _check_block(name: str, nodes: Sequence[Node], scope: set[Value]) -> None:
+    for node in nodes:
+        match node:
+            case Op():
+                for value in node.inputs:
+                    assert value is None or value in scope, (
+                        f"fragment {name} runs {node.path} without {value}"
+                    )
+                scope |= {v for v in node.outputs if v is not None}
+            case Constant():
+                scope.add(node.output)
+            case Loop():
+                _check_loop(name, node, scope)
+                scope |= {c.final for c in node.carries} | {s.outside for s in node.stacks}
+            case Send():
+                for parcel in node.transfer.parcels:
+                    assert parcel.value in scope, f"fragment {name} sends unknown {parcel.value}"
+            case Receive():
+                scope |= {p.value for p in node.transfer.parcels}
+            case Transfer():
+                raise AssertionError("a fragment's program has sends and receives only")
+
+
+def check_messages(fdg: FDG) -> None:
+    """Each message is sent once and received once per step, in the same order on both sides."""
+    for transfer in fdg.transfers:
+        for name, kind in ((transfer.source, Send), (transfer.target, Receive)):
+            nodes = walk((fdg.fragments[name].loop,))
+            count = sum(isinstance(n, kind) and n.transfer.name == transfer.name for n in nodes)
+            assert count == 1, f"message {transfer.name} occurs {count} times in {name}"
+    names = list(fdg.fragments)
+    for a in names:
+        for b in names:
+            if a != b:
+                sent = _order(fdg.fragments[a], Send, a, b)
+                received = _order(fdg.fragments[b], Receive, a, b)
+                assert sent == received, f"{a} sends {sent}, {b} receives {received}"
+
+
+def _order(fragment: Fragment, kind: type, source: str, target: str) -> list[str]:
+    return [
+        n.transfer.name
+        for n in walk((fragment.loop,))
+        if isinstance(n, kind) and (n.transfer.source, n.transfer.target) == (source, target)
+    ]
+
+
+def check_replicas(
+    program: Program,
+    loops: Mapping[str, Loop],
+    replicas: Mapping[str, int],
+    kinds: Mapping[str, Mapping[Value, Kind]],
+    sizes: tuple[int, int],
+) -> None:
+    """Replicas together compute what one fragment with all environments would."""
+    for name, loop in loops.items():
+        for node in walk((loop,)):
+            if isinstance(node, Transfer) and node.target == name:
+                _check_crossing(program, node, loops[name], replicas, kinds, sizes)
+        if replicas[name] > 1:
+            _check_results(program, loop, name, kinds[name])
+
+
+def _check_crossing(
+    program: Program,
+    transfer: Transfer,
+    target_loop: Loop,
+    replicas: Mapping[str, int],
+    kinds: Mapping[str, Mapping[Value, Kind]],
+    sizes: tuple[int, int],
+) -> None:
+    source, target = replicas[transfer.source], replicas[transfer.target]
+    if source == target:
+        return
+    for parcel in transfer.parcels:
+        kind = kinds[transfer.source][parcel.value]
+        what = describe(program, parcel.value)
+        where = f"on its way from {transfer.source} ×{source} to {transfer.target} ×{target}"
+        if kind.tag is Tag.MIXED:
+            raise ReplicaError(f"{what} {kind.reason}{_at(kind)}, {where}. {advice(kind)}")
+        if kind.tag is Tag.PARTIAL:
+            readers = [
+                n
+                for n in walk((target_loop,))
+                if isinstance(n, Op) and parcel.value in n.inputs
+            ]
+            if not readers or not all(is_all_reduce(op) for op in readers):
+                raise ReplicaError(
+                    f"{what} is reduced over one replica's environments only{_at(kind)}, {where}: "
+                    "apply ff.all_mean (or all_sum, all_max) to it."
+                )
+        a, b = (program.avals[n][parcel.value] for n in sizes)
+        if kind.tag is Tag.UNIFORM and sized_dims(a, b):
+            raise ReplicaError(
+                f"{what} depends on all environments at once and cannot be cut, {where}. Compute "
+                "it per environment, or place its users in one fragment."
+            )
+        if kind.tag is Tag.VARYING and not kind.is_cuttable:
+            raise ReplicaError(
+                f"{what} has other axes folded in front of the environment axis and cannot be "
+                f"cut, {where}. Keep the environment axis apart (no reshape of [T, N] to [T*N])."
+            )
+
+
+def _check_results(
+    program: Program, loop: Loop, name: str, kinds: Mapping[Value, Kind]
+) -> None:
+    for carry in loop.carries:
+        kind = kinds[carry.inside]
+        _refuse(program, carry.inside, "the state's", kind, name)
+    for stack in loop.stacks:
+        kind = kinds[stack.element]
+        _refuse(program, stack.outside, "the metric", kind, name)
+        label = program.labels[stack.outside]
+        if kind.tag is Tag.VARYING and not label.startswith("1."):
+            raise ReplicaError(
+                f"the metric {label.removeprefix('0.')} still has the environment axis: reduce it "
+                "(ff.all_mean of its mean)."
+            )
+
+
+def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) -> None:
+    label = f"{role} {program.labels[value].removeprefix('0.')}"
+    if kind.tag is Tag.PARTIAL:
+        raise ReplicaError(
+            f"{label} differs among the replicas of fragment {name!r}: it is made from a reduction "
+            f"over one replica's environments{_at(kind)}, without ff.all_mean (or all_sum, "
+            "all_max) after it."
+        )
+    if kind.tag is Tag.MIXED:
+        raise ReplicaError(
+            f"{label} would differ under replicas of fragment {name!r}: it follows from something "
+            f"that {kind.reason}{_at(kind)}. {advice(kind)}"
+        )
+    if kind.degree != 0:
+        raise ReplicaError(
+            f"{label} depends on how many environments a replica of fragment {name!r} holds: use "
+            "a mean instead of a sum, or env.per_env for counts."
+        )
+
+
+def advice(kind: Kind) -> str:
+    if "one replica" in kind.reason:
+        return "Apply ff.all_mean (or all_sum, all_max) first."
+    if "env.keys" in kind.reason:
+        return ""
+    return "Under replicas only per-environment work, and reductions with ff.all_..., are allowed."
+
+
+def _at(kind: Kind) -> str:
+    return f" (at {kind.line})" if kind.line else ""
+
+
+def describe(program: Program, value: Value) -> str:
+    """What the user would call a value."""
+    if value in program.labels:
+        return f"the state's {program.labels[value]}"
+    for node in walk((program.loop,)):
+        match node:
+            case Op():
+                if value in node.outputs:
+                    made = "/".join(sorted(node.components)) or node.eqn.primitive.name
+                    return f"a result of {made} ({source_line(node.eqn)})"
+            case Loop():
+                for carry in node.carries:
+                    if value in (carry.final, carry.inside):
+                        return describe(program, carry.next)
+                for stack in node.stacks:
+                    if value == stack.outside:
+                        return describe(program, stack.element)
+            case _:
+                pass
+    return f"value {value}"
+
+
+def check_fdg(fdg: FDG) -> None:
+    """All structural checks of a finished graph."""
+    for fragment in fdg.fragments.values():
+        check_fragment(fragment, [*fdg.program.sources.values()])
+    check_messages(fdg)
+    owned = [c for fragment in fdg.fragments.values() for c in fragment.components]
+    if len(owned) != len(set(owned)):
+        raise GraphError(f"a component is placed twice: {sorted(owned)}")

@@ -1,0 +1,142 @@
+"""Who produces and who uses each value of a program, seen through its loops."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fragflow._jax import all_reduce_p, contains_all_reduce, is_key
+from fragflow.graph.ir import Carry, Constant, Loop, Op, Program, Value, walk, walk_with_trips
+
+FREE = "*"
+"""the home of values that every fragment computes for itself"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataflow:
+    """The program as a flat graph of operations."""
+
+    ops: Mapping[str, Op]
+    trips: Mapping[Value, int]
+    """how often each value is made per training iteration"""
+    producer: Mapping[Value, str | None]
+    """path of the operation that makes a value; None for what is given from outside"""
+    users: Mapping[Value, tuple[str, ...]]
+    """paths of the operations that read a value, or keep it as a carry's first value"""
+    free: frozenset[Value]
+    """what follows from the run's sources alone"""
+
+
+def dataflow(program: Program) -> Dataflow:
+    """Analyses `program` before it is coloured."""
+    ops: dict[str, Op] = {}
+    trips: dict[Value, int] = {c.output: 1 for c in program.constants}
+    origin: dict[Value, Value] = {}
+    makers: dict[Value, str] = {}
+    users: dict[Value, list[str]] = {}
+    loops: list[Loop] = []
+    for node, count in walk_with_trips((program.loop,)):
+        match node:
+            case Op():
+                ops[node.path] = node
+                for value in node.outputs:
+                    if value is not None:
+                        makers[value], trips[value] = node.path, count
+                for value in node.inputs:
+                    if value is not None:
+                        users.setdefault(value, []).append(node.path)
+            case Constant():
+                trips[node.output] = count
+            case Loop():
+                loops.append(node)
+                inner = count * (node.length or 1)
+                for carry in node.carries:
+                    origin[carry.inside] = origin[carry.final] = carry.next
+                    trips[carry.inside], trips[carry.final] = inner, count
+                for slice_ in node.slices:
+                    origin[slice_.inside], trips[slice_.inside] = slice_.outside, inner
+                for stack in node.stacks:
+                    origin[stack.outside], trips[stack.outside] = stack.element, count
+    producer: dict[Value, str | None] = {}
+    for value in {*makers, *origin, *users, *trips}:
+        producer[value] = _maker(value, makers, origin)
+    for loop in loops:
+        for carry in loop.carries:
+            maker = producer.get(carry.next)
+            if maker is not None:
+                users.setdefault(carry.init, []).append(maker)
+    return Dataflow(
+        ops=ops,
+        trips=trips,
+        producer=producer,
+        users={value: tuple(dict.fromkeys(paths)) for value, paths in users.items()},
+        free=_free_values(program, loops),
+    )
+
+
+def _maker(value: Value, makers: Mapping[Value, str], origin: Mapping[Value, Value]) -> str | None:
+    seen = set()
+    while value not in makers:
+        if value in seen or value not in origin:
+            return None
+        seen.add(value)
+        value = origin[value]
+    return makers[value]
+
+
+def _free_values(program: Program, loops: list[Loop]) -> frozenset[Value]:
+    """Greatest set of values that follow from sources: carries are assumed free until refuted."""
+    known = {*program.sources.values(), *(c.output for c in program.constants)}
+    if program.loop.counter is not None:
+        known.add(program.loop.counter)
+    known |= {carry.init for carry in program.loop.carries}
+    refuted: set[Value] = set()
+    while True:
+        free = set(known)
+        carries: list[Carry] = [c for loop in loops for c in loop.carries]
+        free |= {c.inside for c in carries if c.inside not in refuted}
+        for node in walk((program.loop,)):
+            match node:
+                case Op():
+                    if not node.components and not contains_all_reduce(node.eqn):
+                        if all(v is None or v in free for v in node.inputs):
+                            free |= {v for v in node.outputs if v is not None}
+                case Constant():
+                    free.add(node.output)
+                case Loop():
+                    free |= {s.inside for s in node.slices if s.outside in free}
+        # A loop's results are known only after its body, so look at it once more.
+        changed = True
+        while changed:
+            before = len(free)
+            for loop in loops:
+                free |= {c.final for c in loop.carries if c.inside in free and c.next in free}
+                free |= {s.outside for s in loop.stacks if s.element in free}
+                free |= {s.inside for s in loop.slices if s.outside in free}
+            for node in walk((program.loop,)):
+                if isinstance(node, Op) and not node.components:
+                    if not contains_all_reduce(node.eqn) and all(
+                        v is None or v in free for v in node.inputs
+                    ):
+                        free |= {v for v in node.outputs if v is not None}
+            changed = len(free) > before
+        wrong = {
+            c.inside
+            for c in carries
+            if c.inside in free and not (c.next in free and c.init in free)
+        }
+        if not wrong:
+            return frozenset(free)
+        refuted |= wrong
+
+
+def num_bytes(aval: Any) -> int:
+    """Size of one value of this type."""
+    size = 8 if is_key(aval) else np.dtype(aval.dtype).itemsize
+    return math.prod(aval.shape) * size
+
+
+def is_all_reduce(op: Op) -> bool:
+    return op.eqn.primitive is all_reduce_p

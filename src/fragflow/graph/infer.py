@@ -1,0 +1,145 @@
+"""What each fragment's replicas hold of every value: a fixpoint over fragments and their messages."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fragflow._jax import ClosedJaxpr
+from fragflow.graph.ir import Constant, Loop, Node, Op, Program, Transfer, Value
+from fragflow.graph.kinds import UNIFORM, Kind, Tag, join, mixed, varying
+from fragflow.graph.pair import sized_dims
+from fragflow.graph.replicas import Context, analyse, constant_kind, stack_kind, step_kind
+from fragflow.graph.trace import SOURCES
+
+NEEDS_ALL = "is computed from all environments at once, but used where only some of them are"
+
+
+def initial_kinds(a: ClosedJaxpr, b: ClosedJaxpr, sizes: tuple[int, int]) -> list[Kind]:
+    """Kinds of the state's leaves; the first state is made once, for all environments."""
+    context = Context(sizes=sizes)
+    inputs = [UNIFORM, varying(0)]
+    results = analyse(a, b, inputs, context)
+    return [
+        kind if kind.tag is Tag.VARYING or sized_dims(x.aval, y.aval) else UNIFORM
+        for x, y, kind in zip(a.jaxpr.outvars, b.jaxpr.outvars, results, strict=True)
+    ]
+
+
+class Inference:
+    """Kinds per fragment, refined until nothing changes."""
+
+    def __init__(
+        self,
+        program: Program,
+        sizes: tuple[int, int],
+        state: Mapping[Value, Kind],
+        replicas: Mapping[str, int],
+    ):
+        self.kinds: dict[str, dict[Value, Kind]] = {}
+        self._sizes = sizes
+        self._avals = (program.avals[sizes[0]], program.avals[sizes[1]])
+        self._replicas = replicas
+        self._contexts = {
+            name: Context(sizes=sizes, whole=count == 1) for name, count in replicas.items()
+        }
+        self._cache: dict[tuple[str, str], tuple[list[Kind], list[Kind]]] = {}
+        for name in replicas:
+            context = self._contexts[name]
+            known = {value: context.settle(kind) for value, kind in state.items()}
+            known |= dict.fromkeys(SOURCES, UNIFORM)
+            known["env_ids"] = varying(0)
+            known[program.loop.counter or ""] = UNIFORM
+            for constant in program.constants:
+                known[constant.output] = self._constant(constant, name)
+            self.kinds[name] = known
+        self._changed = False
+
+    def run(self, loops: Mapping[str, Loop]) -> Mapping[str, Mapping[Value, Kind]]:
+        while True:
+            self._changed = False
+            for name, loop in loops.items():
+                self._node(loop, name)
+            if not self._changed:
+                return self.kinds
+
+    def _constant(self, constant: Constant, name: str) -> Kind:
+        a, b = (constant.arrays[n] for n in self._sizes)
+        return self._contexts[name].settle(constant_kind(a, b, self._sizes))
+
+    def _write(self, name: str, value: Value | None, kind: Kind | None, line: str = "") -> None:
+        if value is None or kind is None:
+            return
+        env = self.kinds[name]
+        merged = join(env.get(value), kind, line)
+        if merged is not None and merged != env.get(value):
+            env[value] = merged
+            self._changed = True
+
+    def _node(self, node: Node, name: str) -> None:
+        env = self.kinds[name]
+        match node:
+            case Op():
+                self._op(node, name)
+            case Constant():
+                self._write(name, node.output, self._constant(node, name))
+            case Loop():
+                line = f"loop {node.path}"
+                for carry in node.carries:
+                    self._write(name, carry.inside, env.get(carry.init), line)
+                for slice_ in node.slices:
+                    outside = env.get(slice_.outside)
+                    if outside is not None:
+                        self._write(name, slice_.inside, step_kind(outside, line))
+                for inner in node.body:
+                    self._node(inner, name)
+                for carry in node.carries:
+                    self._write(name, carry.inside, env.get(carry.next), line)
+                    self._write(name, carry.final, env.get(carry.inside), line)
+                for stack in node.stacks:
+                    element = env.get(stack.element)
+                    if element is not None:
+                        self._write(name, stack.outside, stack_kind(element))
+            case Transfer():
+                if node.target == name:
+                    for parcel in node.parcels:
+                        sent = self.kinds[node.source].get(parcel.value)
+                        if sent is not None:
+                            received = self._received(node, parcel.value, sent)
+                            self._write(name, parcel.value, received)
+            case _:
+                pass
+
+    def _op(self, op: Op, name: str) -> None:
+        env = self.kinds[name]
+        inputs = []
+        a, b = (op.eqns[n] for n in self._sizes)
+        for value, x, y in zip(op.inputs, a.invars, b.invars, strict=True):
+            kind = (
+                self._contexts[name].settle(constant_kind(x.val, y.val, self._sizes))
+                if value is None
+                else env.get(value)
+            )
+            if kind is None:
+                return
+            inputs.append(kind)
+        cached = self._cache.get((name, op.path))
+        if cached is not None and cached[0] == inputs:
+            return
+        results = self._contexts[name].apply(a, b, inputs)
+        self._cache[(name, op.path)] = (inputs, results)
+        for value, kind in zip(op.outputs, results, strict=True):
+            self._write(name, value, kind)
+
+    def _received(self, transfer: Transfer, value: Value, sent: Kind) -> Kind:
+        source, target = self._replicas[transfer.source], self._replicas[transfer.target]
+        is_sized = bool(sized_dims(self._avals[0][value], self._avals[1][value]))
+        if source == target:
+            return sent
+        if sent.tag is Tag.UNIFORM and is_sized:
+            return mixed(NEEDS_ALL, "")
+        if sent.tag is Tag.PARTIAL and target == 1:
+            return UNIFORM
+        if sent.tag is Tag.VARYING and not sent.is_cuttable:
+            return mixed("has other axes folded around the environment axis", "")
+        if sent.tag is Tag.VARYING:
+            return replace(sent, flexible=False)
+        return sent

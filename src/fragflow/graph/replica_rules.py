@@ -1,0 +1,373 @@
+"""How each primitive treats the environment axis; see replicas.py."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, mixed, partial, varying
+from fragflow.graph.pair import Pair
+
+Kinds = tuple[Kind, ...]
+Rule = Callable[[Pair, Kinds], Kind | list[Kind]]
+
+LOCAL = "is computed from one replica's environments only, before it is reduced over all of them"
+COUNT = "depends on how many environments a replica holds"
+
+LINEAR = {"neg", "convert_element_type", "copy", "copy_p", "reduce_precision", "stop_gradient"}
+SUMS = {"add", "sub", "add_any"}
+ELEMENTWISE = """
+abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy
+copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag
+integer_pow is_finite le lgamma log log1p logistic lt le_to lt_to max min mul ne neg nextafter not or
+population_count clz pow real reduce_precision rem round rsqrt select_n shift_left
+shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+threefry2x32 xor bitcast_convert_type random_fold_in random_seed optimization_barrier polygamma
+""".split()
+
+
+def layout_of(pair: Pair, kinds: Kinds) -> Kind | None:
+    """The common layout of the varying operands, or a mixed kind if they have none."""
+    found = [k for k in kinds if k.tag is Tag.VARYING]
+    firm = [k for k in found if not k.flexible]
+    if not found:
+        return None
+    if len({k.layout for k in firm}) > 1 or len({k.axis for k in found}) > 1:
+        return mixed("pairs environments with one another", pair.line)
+    return firm[0] if firm else found[0]
+
+
+def elementwise(pair: Pair, kinds: Kinds) -> Kind:
+    layout = layout_of(pair, kinds)
+    parts = [k for k in kinds if k.tag is Tag.PARTIAL]
+    if layout is not None:
+        if layout.tag is Tag.MIXED:
+            return layout
+        if parts:
+            return mixed(LOCAL, parts[0].line)
+        degree = combined_degree(pair.name, kinds)
+        if degree is None:
+            return mixed(COUNT, pair.line)
+        flexible = all(k.flexible or k.tag is Tag.UNIFORM for k in kinds)
+        zero = is_zero(pair.name, kinds)
+        return replace(layout, degree=degree, flexible=flexible, zero=zero)
+    if parts:
+        return linear(pair, kinds, parts)
+    degree = combined_degree(pair.name, kinds)
+    if degree is None:
+        return mixed(COUNT, pair.line)
+    return replace(UNIFORM, degree=degree, zero=is_zero(pair.name, kinds))
+
+
+def combined_degree(name: str, kinds: Kinds) -> int | None:
+    degrees = [k.degree for k in kinds if not k.zero]
+    if not any(degrees):
+        return 0
+    if name == "mul":
+        return sum(degrees)
+    if name == "div":
+        return kinds[0].degree - kinds[1].degree
+    if name == "select_n":
+        degrees = [k.degree for k in kinds[1:] if not k.zero]
+    elif name not in LINEAR and name not in SUMS and name not in ("max", "min"):
+        return None
+    return degrees[0] if len(set(degrees)) == 1 else None
+
+
+def is_zero(name: str, kinds: Kinds) -> bool:
+    if name == "mul":
+        return any(k.zero for k in kinds)
+    if name in SUMS or name in LINEAR:
+        return all(k.zero for k in kinds)
+    return name == "select_n" and all(k.zero for k in kinds[1:])
+
+
+def linear(pair: Pair, kinds: Kinds, parts: list[Kind]) -> Kind:
+    """A function of partial values: fine if it commutes with the reduction that must follow."""
+    part = parts[0]
+    others = [k for k in kinds if k.tag is not Tag.PARTIAL]
+    name = pair.name
+    if name == "neg" and part.reduction != "sum":
+        return replace(part, reduction={"max": "min", "min": "max"}[part.reduction])
+    if name in LINEAR or name == "optimization_barrier":
+        return part
+    if part.reduction == "sum":
+        if name in SUMS and len({k.degree for k in parts}) == 1:
+            plain = all(k.zero for k in others)
+            if plain or part.degree == 0 and all(k.degree == 0 for k in others):
+                return replace(part, affine=any(k.affine for k in parts) or not plain)
+        if name == "mul" and len(parts) == 1:
+            return replace(part, degree=sum(k.degree for k in kinds))
+        if name == "div" and len(parts) == 1 and kinds[0].tag is Tag.PARTIAL:
+            return replace(part, degree=kinds[0].degree - kinds[1].degree)
+        if name == "select_n" and kinds[0].tag is Tag.UNIFORM:
+            same = len({k.degree for k in parts}) == 1
+            if same and all(k.zero or part.degree == 0 for k in others[1:]):
+                return replace(part, affine=not all(k.zero for k in others[1:]))
+    return mixed(LOCAL, part.line)
+
+
+def same_class(pair: Pair, kinds: Kinds) -> Kind | None:
+    """For operations that only move entries: the result's kind when nothing is varying."""
+    layout = layout_of(pair, kinds)
+    if layout is not None:
+        return None
+    parts = [k for k in kinds if k.tag is Tag.PARTIAL]
+    if parts:
+        others = [k for k in kinds if k.tag is Tag.UNIFORM]
+        if len({(k.degree, k.reduction) for k in parts}) > 1:
+            return mixed(LOCAL, parts[0].line)
+        return replace(parts[0], affine=any(k.affine for k in parts) or any(
+            not k.zero for k in others))
+    degrees = {k.degree for k in kinds if not k.zero}
+    if len(degrees) > 1:
+        return mixed(COUNT, pair.line)
+    return replace(UNIFORM, degree=degrees.pop() if degrees else 0, zero=all(k.zero for k in kinds))
+
+
+def moving(follow: Callable[[Pair, Kind], Kind | int | None], what: str) -> Rule:
+    """A rule for operations on one array, from where they move the environment axis to."""
+
+    def rule(pair: Pair, kinds: Kinds) -> Kind:
+        first = kinds[0]
+        if first.tag is not Tag.VARYING:
+            return first
+        moved = follow(pair, first)
+        if moved is None:
+            return mixed(what, pair.line)
+        return moved if isinstance(moved, Kind) else replace(first, axis=int(moved))
+
+    return rule
+
+
+def broadcast_in_dim(pair: Pair, kinds: Kinds) -> Kind:
+    kind = kinds[0]
+    target = pair.params["broadcast_dimensions"]
+    axis = target[kind.axis] if kind.tag is Tag.VARYING else None
+    made = [d for d in pair.output_sized() if d != axis]
+    if not made:
+        return kind if axis is None else replace(kind, axis=axis)
+    if kind.tag is Tag.PARTIAL:
+        return mixed(LOCAL, kind.line)
+    if axis is not None or len(made) > 1:
+        return mixed("pairs environments with one another", pair.line)
+    inner = pair.multiple(pair.a.outvars[0].aval.shape[made[0]])
+    if inner is None:
+        return mixed(COUNT, pair.line)
+    return varying(made[0], inner=inner, flexible=True, degree=kind.degree, zero=kind.zero)
+
+
+def iota(pair: Pair, kinds: Kinds) -> Kind:
+    made = pair.output_sized()
+    if not made:
+        return UNIFORM
+    if made == [pair.params["dimension"]]:
+        return mixed("numbers a replica's environments from zero", pair.line)
+    return varying(made[0], flexible=True)
+
+
+def reshape(pair: Pair, kind: Kind) -> Kind | None:
+    old, new = pair.a.invars[0].aval.shape, pair.a.outvars[0].aval.shape
+    num_envs = pair.sizes[0]
+    if kind.flexible:
+        made = pair.output_sized()
+        inner = pair.multiple(new[made[0]]) if len(made) == 1 else None
+        return replace(kind, axis=made[0], outer=1, inner=inner) if inner else None
+    before = _product(old[: kind.axis]) * kind.outer
+    after = kind.inner * _product(old[kind.axis + 1 :])
+    for axis, size in enumerate(new):
+        ahead, behind = _product(new[:axis]), _product(new[axis + 1 :])
+        if before % ahead or after % behind or axis not in pair.output_sized():
+            continue
+        outer, inner = before // ahead, after // behind
+        if outer * num_envs * inner == size:
+            return replace(kind, axis=axis, outer=outer, inner=inner)
+    return None
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def squeeze(pair: Pair, kind: Kind) -> int:
+    return kind.axis - sum(d < kind.axis for d in pair.params["dimensions"])
+
+
+def transpose(pair: Pair, kind: Kind) -> int:
+    return pair.params["permutation"].index(kind.axis)
+
+
+def along(parameter: str) -> Callable[[Pair, Kind], int | None]:
+    """Fine unless it works along the environment axis."""
+
+    def follow(pair: Pair, kind: Kind) -> int | None:
+        axes = pair.params[parameter]
+        axes = axes if isinstance(axes, tuple | list) else (axes,)
+        return None if kind.axis in axes else kind.axis
+
+    return follow
+
+
+def slice_(pair: Pair, kind: Kind) -> int | None:
+    full = pair.a.invars[0].aval.shape[kind.axis] == pair.a.outvars[0].aval.shape[kind.axis]
+    return kind.axis if full else None
+
+
+def pad(pair: Pair, kinds: Kinds) -> Kind:
+    same = same_class(pair, kinds)
+    if same is not None:
+        return same
+    if pair.params["padding_config"][kinds[0].axis] != (0, 0, 0):
+        return mixed("adds rows to the environment axis", pair.line)
+    return replace(kinds[0], zero=False, flexible=False)
+
+
+def concatenate(pair: Pair, kinds: Kinds) -> Kind:
+    same = same_class(pair, kinds)
+    if same is not None:
+        return same
+    layout = layout_of(pair, kinds)
+    assert layout is not None
+    if layout.tag is Tag.MIXED or any(k.tag is not Tag.VARYING for k in kinds):
+        return mixed(LOCAL, pair.line)
+    if layout.axis == pair.params["dimension"]:
+        return mixed("joins rows along the environment axis", pair.line)
+    degrees = {k.degree for k in kinds if not k.zero}
+    if len(degrees) > 1:
+        return mixed(COUNT, pair.line)
+    flexible = all(k.flexible for k in kinds)
+    zero = all(k.zero for k in kinds)
+    return replace(layout, flexible=flexible, zero=zero, degree=degrees.pop() if degrees else 0)
+
+
+def sort(pair: Pair, kinds: Kinds) -> Kind:
+    layout = layout_of(pair, kinds)
+    if layout is None:
+        return UNIFORM if all(k.tag is Tag.UNIFORM for k in kinds) else mixed(LOCAL, pair.line)
+    if layout.tag is Tag.MIXED or layout.axis == pair.params["dimension"]:
+        return mixed("sorts along the environment axis", pair.line)
+    return replace(layout, flexible=False, zero=False)
+
+
+def reduction(kind_of: str) -> Rule:
+    def rule(pair: Pair, kinds: Kinds) -> Kind:
+        kind, axes = kinds[0], pair.params["axes"]
+        if kind.tag is Tag.UNIFORM:
+            return replace(kind, zero=kind.zero and kind_of == "sum")
+        if kind.tag is Tag.PARTIAL:
+            return kind if kind.reduction == kind_of else mixed(LOCAL, kind.line)
+        if kind.axis not in axes:
+            return replace(kind, axis=kind.axis - sum(d < kind.axis for d in axes))
+        if kind_of == "other":
+            return mixed("reduces the environment axis in a way that no all_... continues", pair.line)
+        if kind.zero:
+            return ZERO
+        degree = kind.degree + 1 if kind_of == "sum" else kind.degree
+        return partial(pair.line, degree=degree, reduction=kind_of)
+
+    return rule
+
+
+def dot_general(pair: Pair, kinds: Kinds) -> Kind:
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = pair.params["dimension_numbers"]
+    lhs, rhs = kinds
+    if Tag.VARYING not in (lhs.tag, rhs.tag):
+        parts = [k for k in kinds if k.tag is Tag.PARTIAL]
+        degree = lhs.degree + rhs.degree
+        if not parts:
+            return replace(UNIFORM, degree=degree, zero=lhs.zero or rhs.zero)
+        one = len(parts) == 1 and parts[0].reduction == "sum"
+        return replace(parts[0], degree=degree) if one else mixed(LOCAL, parts[0].line)
+    if Tag.PARTIAL in (lhs.tag, rhs.tag):
+        return mixed(LOCAL, next(k.line for k in kinds if k.tag is Tag.PARTIAL))
+    ranks = [len(v.aval.shape) for v in pair.a.invars]
+    free = [
+        [d for d in range(ranks[0]) if d not in lhs_contract and d not in lhs_batch],
+        [d for d in range(ranks[1]) if d not in rhs_contract and d not in rhs_batch],
+    ]
+    degree = lhs.degree + rhs.degree
+
+    def result(axis: int, kind: Kind) -> Kind:
+        return replace(kind, axis=axis, degree=degree, flexible=False)
+
+    both = lhs.tag is rhs.tag is Tag.VARYING
+    if both and lhs.axis in lhs_contract and rhs.axis in rhs_contract:
+        if lhs_contract.index(lhs.axis) == rhs_contract.index(rhs.axis):
+            return partial(pair.line, degree=degree + 1)
+    if both and lhs.axis in lhs_batch and rhs.axis in rhs_batch:
+        if lhs_batch.index(lhs.axis) == rhs_batch.index(rhs.axis):
+            return result(lhs_batch.index(lhs.axis), lhs if not lhs.flexible else rhs)
+    if lhs.tag is Tag.VARYING and rhs.tag is Tag.UNIFORM and lhs.axis in free[0]:
+        return result(len(lhs_batch) + free[0].index(lhs.axis), lhs)
+    if rhs.tag is Tag.VARYING and lhs.tag is Tag.UNIFORM and rhs.axis in free[1]:
+        return result(len(lhs_batch) + len(free[0]) + free[1].index(rhs.axis), rhs)
+    return mixed("multiplies environments with one another", pair.line)
+
+
+def unknown_primitive(pair: Pair, kinds: Kinds) -> Kind | list[Kind]:
+    bad = first_mixed(kinds)
+    if bad is not None:
+        return bad
+    if all(k.tag is Tag.UNIFORM and k.degree == 0 for k in kinds):
+        sized = [pair.output_sized(i) for i in range(len(pair.a.outvars))]
+        if not any(sized):
+            return UNIFORM
+    return mixed(f"is made by {pair.name}, which the replica check does not know", pair.line)
+
+
+def all_reduce(pair: Pair, kinds: Kinds) -> list[Kind]:
+    return [_reduced(pair, kind) for kind in kinds]
+
+
+def _reduced(pair: Pair, kind: Kind) -> Kind:
+    operation = pair.params["operation"]
+    if kind.tag is Tag.UNIFORM:
+        if kind.degree or (operation == "sum" and not kind.zero):
+            return mixed(COUNT, pair.line)
+        return kind
+    if kind.tag is Tag.VARYING:
+        reason = f"still has the environment axis when all_{operation} is applied: reduce it first"
+        return mixed(reason, pair.line)
+    if kind.tag is Tag.PARTIAL:
+        fits = {
+            "mean": kind.reduction == "sum" and kind.degree == 0,
+            "sum": kind.reduction == "sum" and kind.degree == 1 and not kind.affine,
+            "max": kind.reduction == "max",
+        }[operation]
+        if not fits:
+            local = {0: "mean", 1: "sum"}.get(kind.degree, "reduction")
+            local = local if kind.reduction == "sum" else kind.reduction
+            return mixed(f"is a local {local}, to which all_{operation} is applied", pair.line)
+        return UNIFORM
+    return kind
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    "broadcast_in_dim": broadcast_in_dim,
+    "iota": iota,
+    "reshape": moving(reshape, "folds the environment axis so that it cannot be followed"),
+    "squeeze": moving(squeeze, ""),
+    "transpose": moving(transpose, ""),
+    "rev": moving(along("dimensions"), "reverses the environment axis"),
+    "slice": moving(slice_, "takes some rows of the environment axis"),
+    "pad": pad,
+    "concatenate": concatenate,
+    "sort": sort,
+    "top_k": moving(
+        lambda pair, kind: None if kind.axis == len(pair.a.invars[0].aval.shape) - 1 else kind.axis,
+        "sorts along the environment axis",
+    ),
+    **{
+        name: moving(along("axis"), "accumulates along the environment axis")
+        for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+    },
+    "reduce_sum": reduction("sum"),
+    "reduce_max": reduction("max"),
+    "reduce_min": reduction("min"),
+    **dict.fromkeys(("reduce_prod", "reduce_and", "reduce_or", "reduce_xor"), reduction("other")),
+    **dict.fromkeys(("argmax", "argmin"), reduction("other")),
+    "dot_general": dot_general,
+    "all_reduce": all_reduce,
+}

@@ -1,0 +1,197 @@
+"""Abstract interpretation of a jaxpr for replicas: uniform, varying, partial or mixed.
+
+Two traces of the same program, with different numbers of environments, are read side by side: a
+dimension or a literal that differs is one that depends on that number. The environment axis is
+inherited from inputs that have it and followed through every operation, never guessed from sizes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal
+from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, join, mixed, varying
+from fragflow.graph.pair import Pair
+from fragflow.graph.replica_index_rules import INDEX_RULES
+from fragflow.graph.replica_rules import RULES, unknown_primitive
+
+
+def constant_kind(a: Any, b: Any, sizes: tuple[int, int]) -> Kind:
+    """The kind of a literal or a closed-over array."""
+    try:
+        x, y = np.asarray(a), np.asarray(b)
+    except TypeError:  # random keys
+        return UNIFORM
+    where = "a constant of the algorithm"
+    if x.shape != y.shape:
+        axes = [i for i, (m, n) in enumerate(zip(x.shape, y.shape, strict=False)) if m != n]
+        if x.ndim == y.ndim and len(axes) == 1:
+            one_x, one_y = x.take([0], axes[0]), y.take([0], axes[0])
+            if (x == one_x).all() and (y == one_y).all() and (one_x == one_y).all():
+                return varying(axes[0], flexible=True, zero=not x.any())
+        return mixed("differs from environment to environment by its position", where)
+    if x.dtype == object or np.array_equal(x, y, equal_nan=x.dtype.kind in "fc"):
+        return ZERO if x.dtype != object and not x.any() else UNIFORM
+    if x.ndim == 0 and x != 0 and y != 0:
+        ratio = Fraction(*sizes)
+        for degree in (1, -1):
+            if np.isclose(float(x) / float(y), float(ratio**degree), rtol=1e-5):
+                return replace(UNIFORM, degree=degree)
+    return mixed("depends on how many environments a replica holds", where)
+
+
+def analyse(a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind], context: "Context") -> list[Kind]:
+    """Kinds of the results of a jaxpr, given those of its inputs."""
+    env: dict[Any, Kind] = dict(zip(a.jaxpr.invars, kinds, strict=True))
+    for variable, x, y in zip(a.jaxpr.constvars, a.consts, b.consts, strict=True):
+        env[variable] = context.settle(constant_kind(x, y, context.sizes))
+    _eqns(a.jaxpr, b.jaxpr, env, context)
+    return [
+        _read(env, x, y, context)
+        for x, y in zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True)
+    ]
+
+
+def _read(env: dict[Any, Kind], a: Any, b: Any, context: "Context") -> Kind:
+    if isinstance(a, Literal):
+        return context.settle(constant_kind(a.val, b.val, context.sizes))
+    return env[a]
+
+
+def _eqns(a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], context: "Context") -> None:
+    if len(a.eqns) != len(b.eqns):
+        raise AssertionError("the traces have different structures")
+    for x, y in zip(a.eqns, b.eqns, strict=True):
+        kinds = [_read(env, i, j, context) for i, j in zip(x.invars, y.invars, strict=True)]
+        env.update(zip(x.outvars, context.apply(x, y, kinds), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """How to read equations: the traces' sizes, and whether a replica holds all environments."""
+
+    sizes: tuple[int, int]
+    whole: bool = False
+
+    def settle(self, kind: Kind) -> Kind:
+        """With all environments here, a sum is a sum and nothing is partial or mixed."""
+        if not self.whole or (kind.tag in (Tag.UNIFORM, Tag.VARYING) and kind.degree == 0):
+            return kind
+        if kind.tag is Tag.VARYING:
+            return replace(kind, degree=0)
+        return UNIFORM
+
+    def apply(self, a: Eqn, b: Eqn, kinds: Sequence[Kind]) -> list[Kind]:
+        """Kinds of an equation's results."""
+        pair = Pair(a=a, b=b, sizes=self.sizes)
+        if self.whole and any(_is_sized_uniform(pair, i, k) for i, k in enumerate(kinds)):
+            # Made from all environments at once: it stays here, and so does what is made from it.
+            return [UNIFORM] * len(a.outvars)
+        higher = HIGHER_ORDER.get(pair.name)
+        if higher is not None:
+            return [self.settle(k) for k in higher(pair, tuple(kinds), self)]
+        bad = first_mixed(tuple(kinds))
+        if bad is not None:
+            return [bad] * len(a.outvars)
+        rule = RULES.get(pair.name) or INDEX_RULES.get(pair.name, unknown_primitive)
+        result = rule(pair, tuple(kinds))
+        results = result if isinstance(result, list) else [result] * len(a.outvars)
+        return [self.settle(k) for k in results]
+
+
+def _is_sized_uniform(pair: Pair, position: int, kind: Kind) -> bool:
+    return kind.tag is Tag.UNIFORM and bool(pair.input_sized(position))
+
+
+def _closed(value: Any) -> ClosedJaxpr:
+    return value if isinstance(value, ClosedJaxpr) else ClosedJaxpr(value, ())
+
+
+def _call(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
+    key = "jaxpr" if "jaxpr" in pair.params else "call_jaxpr"
+    return analyse(_closed(pair.a.params[key]), _closed(pair.b.params[key]), kinds, context)
+
+
+def _fixpoint(first: list[Kind], step: Any, line: str) -> list[Kind]:
+    """Least carry kinds that a loop's body preserves."""
+    carry = first
+    while True:
+        after = [join(c, n, line) or UNIFORM for c, n in zip(carry, step(carry), strict=True)]
+        if after == carry:
+            return carry
+        carry = after
+
+
+def _scan(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
+    consts, count = pair.params["num_consts"], pair.params["num_carry"]
+    slices = [step_kind(k, pair.line) for k in kinds[consts + count :]]
+    a, b = pair.a.params["jaxpr"], pair.b.params["jaxpr"]
+
+    def body(carry: list[Kind]) -> list[Kind]:
+        return analyse(a, b, [*kinds[:consts], *carry, *slices], context)
+
+    first = list(kinds[consts : consts + count])
+    carry = _fixpoint(first, lambda c: body(c)[:count], pair.line)
+    return [*carry, *(stack_kind(k) for k in body(carry)[count:])]
+
+
+def _while(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
+    test_consts, consts = pair.params["cond_nconsts"], pair.params["body_nconsts"]
+    body_args = kinds[test_consts : test_consts + consts]
+
+    def body(carry: list[Kind]) -> list[Kind]:
+        a, b = pair.a.params["body_jaxpr"], pair.b.params["body_jaxpr"]
+        return analyse(a, b, [*body_args, *carry], context)
+
+    carry = _fixpoint(list(kinds[test_consts + consts :]), body, pair.line)
+    a, b = pair.a.params["cond_jaxpr"], pair.b.params["cond_jaxpr"]
+    test = analyse(a, b, [*kinds[:test_consts], *carry], context)[0]
+    if test.tag is not Tag.UNIFORM:
+        return [mixed("is computed by a loop whose length differs from replica to replica", pair.line)
+                for _ in carry]
+    return carry
+
+
+def _cond(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
+    if kinds[0].tag is not Tag.UNIFORM:
+        reason = "is chosen by a condition that differs from replica to replica"
+        return [mixed(reason, pair.line) for _ in pair.a.outvars]
+    results: list[Kind | None] = [None] * len(pair.a.outvars)
+    for a, b in zip(pair.a.params["branches"], pair.b.params["branches"], strict=True):
+        branch = analyse(a, b, kinds[1:], context)
+        results = [join(r, k, pair.line) for r, k in zip(results, branch, strict=True)]
+    return [r or UNIFORM for r in results]
+
+
+def step_kind(kind: Kind, line: str) -> Kind:
+    """The kind of one step's slice of a value."""
+    if kind.tag is not Tag.VARYING:
+        return kind
+    if kind.axis == 0:
+        return mixed("is made by a loop over the environment axis", line)
+    return replace(kind, axis=kind.axis - 1)
+
+
+def stack_kind(kind: Kind) -> Kind:
+    """The kind of values collected along a new first axis."""
+    return replace(kind, axis=kind.axis + 1) if kind.tag is Tag.VARYING else kind
+
+
+HIGHER_ORDER = {
+    "jit": _call,
+    "pjit": _call,
+    "closed_call": _call,
+    "core_call": _call,
+    "remat": _call,
+    "checkpoint": _call,
+    "custom_jvp_call": _call,
+    "custom_vjp_call": _call,
+    "custom_vjp_call_jaxpr": _call,
+    "custom_lin": _call,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}

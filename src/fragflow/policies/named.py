@@ -1,0 +1,123 @@
+"""The named policies, made by a few templates."""
+
+from fragflow.errors import PolicyError, unknown
+from fragflow.policies.policy import Place, Policy, Replicas
+
+BRAIN = ("actor", "learner")
+"""what is not the environment"""
+
+
+def everything_together(name: str, summary: str, replicas: Replicas = "workers") -> Policy:
+    """One fragment holds the whole loop; its replicas share the environments."""
+    loop = Place(
+        name="loop",
+        components=("environment",),
+        optional=(*BRAIN, "buffer"),
+        replicas=replicas,
+    )
+    return Policy(name=name, places=(loop,), summary=summary)
+
+
+def environments_apart(name: str, summary: str, brains: Replicas) -> Policy:
+    """Environments on workers; acting and learning together on `brains` accelerators."""
+    return Policy(
+        name=name,
+        places=(
+            Place(
+                name="environment", components=("environment",), replicas="workers", device="cpu"
+            ),
+            Place(name="learner", components=BRAIN, optional=("buffer",), replicas=brains),
+        ),
+        summary=summary,
+    )
+
+
+def actors_and_learner(name: str, summary: str) -> Policy:
+    """Workers act in their environments; one learner gets their trajectories."""
+    return Policy(
+        name=name,
+        places=(
+            Place(
+                name="environment", components=("environment",), replicas="workers", device="cpu"
+            ),
+            Place(
+                name="actor",
+                components=("actor",),
+                replicas="workers",
+                paired_with="environment",
+            ),
+            Place(name="learner", components=("learner",), optional=("buffer",)),
+        ),
+        summary=summary,
+    )
+
+
+def parameter_server(name: str, summary: str) -> Policy:
+    """Workers do all but the update, which one server makes for them."""
+    return Policy(
+        name=name,
+        places=(
+            Place(
+                name="worker",
+                components=("environment",),
+                optional=(*BRAIN, "buffer"),
+                replicas="workers",
+            ),
+            Place(name="server", components=("learner.update",)),
+        ),
+        summary=summary,
+    )
+
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        actors_and_learner(
+            "single-learner-coarse",
+            "workers roll out, one learner learns; trajectories up, parameters down, each iteration",
+        ),
+        environments_apart(
+            "single-learner-fine",
+            "workers step environments, one learner acts and learns; observations up, actions "
+            "down, each step",
+            brains="one",
+        ),
+        environments_apart(
+            "multi-learner",
+            "as many learners as workers, in pairs; gradients are averaged among learners",
+            brains="workers",
+        ),
+        everything_together(
+            "gpu-only", "the whole loop in one compiled program, on one or more devices"
+        ),
+        environments_apart(
+            "environments",
+            "environments on workers of their own, serving a group of learners",
+            brains="learners",
+        ),
+        parameter_server(
+            "central", "workers compute gradients, one server updates; parameters come back"
+        ),
+    )
+}
+
+ALIASES = {
+    "fused": "gpu-only",
+    "DP-SingleLearnerCoarse": "single-learner-coarse",
+    "DP-SingleLearnerFine": "single-learner-fine",
+    "DP-MultiLearner": "multi-learner",
+    "DP-MultipleLearners": "multi-learner",
+    "DP-GPUOnly": "gpu-only",
+    "DP-Environments": "environments",
+    "DP-Central": "central",
+}
+
+
+def named_policy(name: str) -> Policy:
+    """The policy called `name`; the names of the MSRL paper are accepted too."""
+    if name in POLICIES:
+        return POLICIES[name]
+    by_lower = {alias.lower(): target for alias, target in ALIASES.items()}
+    if name.lower() in by_lower:
+        return POLICIES[by_lower[name.lower()]]
+    raise PolicyError(unknown("policy", name, [*POLICIES, *ALIASES]))

@@ -1,0 +1,173 @@
+"""The vocabulary of distribution policies: which components run together, how often, on what."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fragflow.errors import PolicyError, did_you_mean
+
+Replicas = Literal["one", "workers", "learners"]
+Device = Literal["cpu", "accelerator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One fragment of a policy."""
+
+    name: str
+    components: tuple[str, ...]
+    """a name stands for itself and all that follow it with a dot; the more specific one wins"""
+    replicas: Replicas | int = "one"
+    """a number, or which number of the deployment"""
+    device: Device = "accelerator"
+    paired_with: str | None = None
+    """shares its replicas' workers with this fragment, and is one with it on the same device"""
+    optional: tuple[str, ...] = ()
+    """components that an algorithm need not have"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a training loop is cut into fragments. Data: it knows no algorithm and no machine."""
+
+    name: str
+    places: tuple[Place, ...]
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        names = [place.name for place in self.places]
+        for name in names:
+            if names.count(name) > 1:
+                raise PolicyError(f"policy {self.name!r} has two fragments named {name!r}")
+        for place in self.places:
+            if place.paired_with is not None and place.paired_with not in names:
+                raise PolicyError(
+                    f"policy {self.name!r} pairs fragment {place.name!r} with "
+                    f"{place.paired_with!r}, which it does not have. Its fragments are: "
+                    f"{', '.join(names)}."
+                )
+        seen: dict[str, str] = {}
+        for place in self.places:
+            for component in (*place.components, *place.optional):
+                if component in seen:
+                    raise PolicyError(
+                        f"policy {self.name!r} places component {component!r} twice: in "
+                        f"{seen[component]!r} and in {place.name!r}. Place it once."
+                    )
+                seen[component] = place.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What a run may use."""
+
+    workers: int = 1
+    learners: int = 1
+    accelerator: str = "cpu"
+    """platform of the accelerators (gpu, tpu), or cpu where there are none"""
+
+    def __post_init__(self) -> None:
+        for name, count in (("workers", self.workers), ("learners", self.learners)):
+            if count < 1:
+                raise PolicyError(f"{name} is {count}: expected at least 1")
+
+    def count(self, replicas: Replicas | int) -> int:
+        if isinstance(replicas, int):
+            return replicas
+        return {"one": 1, "workers": self.workers, "learners": self.learners}[replicas]
+
+    def platform(self, device: Device) -> str:
+        return "cpu" if device == "cpu" else self.accelerator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A fragment of a policy, with the deployment's numbers filled in."""
+
+    name: str
+    components: tuple[str, ...]
+    replicas: int
+    device: str
+    num_envs: int
+    """environments per replica"""
+
+
+def place(
+    policy: Policy, deployment: Deployment, components: Iterable[str], num_envs: int
+) -> tuple[Placed, ...]:
+    """The fragments of `policy` for an algorithm with these components."""
+    assignment = assign(policy, components)
+    placed = []
+    for spec in _merge_pairs(policy.places, deployment):
+        owned = tuple(
+            sorted(c for c, name in assignment.items() if name in spec.name.split("+"))
+        )
+        if not owned:
+            continue
+        replicas = deployment.count(spec.replicas)
+        if num_envs % replicas:
+            fits = [r for r in range(1, num_envs + 1) if num_envs % r == 0]
+            nearest = min(fits, key=lambda r: abs(r - replicas))
+            raise PolicyError(
+                f"num-envs is {num_envs}, which cannot be divided among the {replicas} replicas of "
+                f"fragment {spec.name!r} under policy {policy.name!r}: use a multiple of "
+                f"{replicas}, for example {max(1, round(num_envs / replicas)) * replicas}, "
+                f"or {nearest} replicas."
+            )
+        placed.append(
+            Placed(
+                name=spec.name,
+                components=owned,
+                replicas=replicas,
+                device=deployment.platform(spec.device),
+                num_envs=num_envs // replicas,
+            )
+        )
+    counts = sorted({p.replicas for p in placed})
+    for small, large in zip(counts, counts[1:], strict=False):
+        if large % small:
+            raise PolicyError(
+                f"policy {policy.name!r} would run {small} replicas of one fragment beside {large} "
+                "of another: one number must divide the other. Change --workers or --learners."
+            )
+    return tuple(placed)
+
+
+def assign(policy: Policy, components: Iterable[str]) -> Mapping[str, str]:
+    """Which fragment owns each component; every one exactly once."""
+    known = sorted(components)
+    claims = {c: place.name for place in policy.places for c in (*place.components, *place.optional)}
+    required = [c for place in policy.places for c in place.components]
+    for claim in required:
+        if not any(c == claim or c.startswith(claim + ".") for c in known):
+            raise PolicyError(
+                f"policy {policy.name!r} places component {claim!r}, which the algorithm does not "
+                f"have.{did_you_mean(claim, known)} Its components are: {', '.join(known)}."
+            )
+    assignment = {}
+    for component in known:
+        words = component.split(".")
+        prefixes = [".".join(words[:k]) for k in range(len(words), 0, -1)]
+        owner = next((claims[p] for p in prefixes if p in claims), None)
+        if owner is None:
+            raise PolicyError(
+                f"policy {policy.name!r} does not place component {component!r}. Add it to one of "
+                f"its fragments: {', '.join(place.name for place in policy.places)}."
+            )
+        assignment[component] = owner
+    return assignment
+
+
+def _merge_pairs(places: tuple[Place, ...], deployment: Deployment) -> tuple[Place, ...]:
+    """Paired fragments that would share a device become one."""
+    merged = list(places)
+    for spec in places:
+        if spec.paired_with is None:
+            continue
+        partner = next(p for p in merged if spec.paired_with in p.name.split("+"))
+        same_device = deployment.platform(spec.device) == deployment.platform(partner.device)
+        if same_device and deployment.count(spec.replicas) == deployment.count(partner.replicas):
+            merged.remove(spec)
+            both = replace(partner, name=f"{partner.name}+{spec.name}")
+            merged[merged.index(partner)] = both
+    return tuple(merged)
