@@ -1,6 +1,7 @@
 """The only file that touches JAX's private parts, or differs between its versions."""
 
 import re
+from pathlib import Path
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ ClosedJaxpr = core.ClosedJaxpr
 Literal = core.Literal
 Var = core.Var
 DropVar = core.DropVar
+
+# Source lines name the algorithm's code, not the functions it calls to mark it.
+for _file in ("_jax.py", "api/component.py", "api/reduce.py", "api/vector.py"):
+    source_info_util.register_exclusion(str(Path(__file__).parent / _file))
 
 REPLICA_AXIS = "replica"
 _COMPONENT = "component:"
@@ -139,7 +144,7 @@ def with_axis_reductions(eqn: Eqn, axis: str, size: int) -> Eqn:
         if isinstance(value, Jaxpr):
             eqns = [new for old in value.eqns for new in _axis_eqns(old, axis, size, rewrite)]
             return value.replace(eqns=eqns)
-        if isinstance(value, tuple | list):
+        if type(value) in (tuple, list):  # named tuples hold no jaxprs
             return type(value)(rewrite(v) for v in value)
         return value
 
@@ -170,3 +175,21 @@ def contains_all_reduce(eqn: Eqn) -> bool:
     return eqn.primitive is all_reduce_p or any(
         contains_all_reduce(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns
     )
+
+
+def raw_key(key: Any) -> Any:
+    """A random key as plain numbers, which are cheaper to pass between programs."""
+    return jax.random.key_data(key)
+
+
+def wrapped_key(raw: Any, aval: Any) -> Any:
+    """The random key of type `aval` with these numbers."""
+    return jax.random.wrap_key_data(raw, impl=str(aval.dtype._impl.name))
+
+
+def plain_aval(aval: Any) -> jax.ShapeDtypeStruct:
+    """The type in which a value of type `aval` is held between programs."""
+    if is_key(aval):
+        shape = aval.dtype._impl.key_shape
+        return jax.ShapeDtypeStruct((*aval.shape, *shape), "uint32")
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

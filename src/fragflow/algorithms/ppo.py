@@ -12,6 +12,9 @@ import fragflow.api as ff
 from fragflow import ops
 from fragflow.errors import ConfigError
 
+SMALLEST_SQUARED_RETURN = 1e-2
+"""So that the first reward after a long time without any does not look enormous to the critic."""
+
 
 class Learner(NamedTuple):
     """What the optimiser changes."""
@@ -25,8 +28,8 @@ class State(NamedTuple):
 
     params: Any
     optimiser: Any
-    mean_square_return: jax.Array
-    """running average over iterations: its root is the unit of the critic's output"""
+    squared_return: jax.Array
+    """running average; its root is the unit in which the critic counts"""
     env_state: ff.EnvState
     obs: jax.Array
 
@@ -41,6 +44,25 @@ class Rollout(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
+
+
+class Values(NamedTuple):
+    """The critic's opinion, `[T, N]`."""
+
+    now: jax.Array
+    next: jax.Array
+    """of the true successor"""
+
+
+class Estimates(NamedTuple):
+    """What a rollout tells about the policy and the critic."""
+
+    advantage: jax.Array
+    """`[T, N]`"""
+    target: jax.Array
+    """`[T, N]`"""
+    squared_return: jax.Array
+    """the mean over the rollout"""
 
 
 class Batch(NamedTuple):
@@ -60,6 +82,10 @@ class PPO(ff.Algorithm):
 
     The actor collects `rollout_length` steps in every environment. The learner then makes
     `epochs` passes over them in minibatches: all environments at randomly chosen time steps.
+
+    The critic counts in units of the root mean square of recent returns. One learning rate then
+    fits returns of any size (compare van Hasselt et al. 2016), and the critic's loss does not drown
+    the policy's where gradients are clipped.
     """
 
     default_num_envs: ClassVar[int] = 16
@@ -85,7 +111,9 @@ class PPO(ff.Algorithm):
     value_coef: float = 0.5
     """weight of the value function's loss"""
     clip_value: bool = False
-    """also clip how far the value function moves (by `clip`)"""
+    """also clip how far the critic's output moves (by `clip`)"""
+    return_memory: float = 0.95
+    """per iteration, how much the running size of returns keeps; it is the critic's unit"""
     normalise_advantages: bool = True
     """scale the advantages of each iteration to mean zero and variance one"""
     max_grad_norm: float = 0.5
@@ -102,7 +130,7 @@ class PPO(ff.Algorithm):
             self._require(name, getattr(self, name) > 0, "above 0")
         for name in ("entropy_coef", "value_coef"):
             self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "gae_lambda", "return_memory"):
             self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
         if self.rollout_length % self.minibatches:
@@ -119,11 +147,11 @@ class PPO(ff.Algorithm):
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
         env_state, timestep = env.reset(env_key)
-        return State(params, self._optimiser.init(params), jnp.float32(1.0), env_state, timestep.obs)
+        return State(
+            params, self._optimiser.init(params), jnp.float32(1.0), env_state, timestep.obs
+        )
 
-    def step(
-        self, env: ff.Environments, state: State, clock: ff.Clock
-    ) -> tuple[State, ff.Metrics]:
+    def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
 
         def interact(carry: tuple[ff.EnvState, jax.Array], keys: jax.Array):
@@ -138,25 +166,27 @@ class PPO(ff.Algorithm):
         (env_state, obs), rollout = lax.scan(
             interact, (state.env_state, state.obs), env.keys(act_key, self.rollout_length)
         )
-        critic = state.params["critic"]
-        values, next_values = self.values(critic, rollout.obs, rollout.next_obs)
-        advantages, targets, mean_square = self.advantages(rollout, values, next_values, state.mean_square_return)
-        rate = jnp.maximum(0.05, 1.0 / (clock.iteration + 1.0))
-        msr = state.mean_square_return + rate * (ff.all_mean(mean_square) - state.mean_square_return)
+        values = self.values(state.params["critic"], rollout.obs, rollout.next_obs)
+        estimates = self.advantages(rollout, values, state.squared_return)
         batch = Batch(
-            rollout.obs, rollout.action, rollout.log_prob, values, advantages, targets
+            rollout.obs,
+            rollout.action,
+            rollout.log_prob,
+            values.now,
+            estimates.advantage,
+            estimates.target,
         )
 
-        def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, ff.Metrics]:
+        def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, Any]:
             grads, info = self.gradient(learner.params, batch, rows)
-            return self.update(learner, ff.all_mean(grads), 1.0 - clock.progress), info
+            learner, norm = self.update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+            return learner, (info, norm)
 
-        rows = ops.time_minibatches(
-            shuffle_key, self.rollout_length, self.epochs, self.minibatches
-        )
-        learner, info = lax.scan(minibatch, Learner(state.params, state.optimiser), rows)
-        metrics = ff.all_mean(jax.tree.map(jnp.mean, info))
-        return State(learner.params, learner.optimiser, msr, env_state, obs), metrics
+        rows = ops.time_minibatches(shuffle_key, self.rollout_length, self.epochs, self.minibatches)
+        learner, (info, norm) = lax.scan(minibatch, Learner(state.params, state.optimiser), rows)
+        metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
+        squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
+        return State(learner.params, learner.optimiser, squared_return, env_state, obs), metrics
 
     @ff.component("actor")
     def act(
@@ -165,35 +195,39 @@ class PPO(ff.Algorithm):
         """An action per environment, the same within the bounds of `space`, its log-probability."""
         distribution = self._network.policy(actor, obs)
         action = distribution.sample(keys)
-        return action, _bounded(action, space), distribution.log_prob(action)
+        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
+        return action, bounded, distribution.log_prob(action)
 
     @ff.component("learner.value")
-    def values(
-        self, critic: Any, obs: jax.Array, next_obs: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Values of every observation and of its true successor."""
-        return self._network.value(critic, obs), self._network.value(critic, next_obs)
+    def values(self, critic: Any, obs: jax.Array, next_obs: jax.Array) -> Values:
+        """What the critic expects, before and after each step."""
+        return Values(self._network.value(critic, obs), self._network.value(critic, next_obs))
 
     @ff.component("learner.advantages")
-    def advantages(
-        self, rollout: Rollout, values: jax.Array, next_values: jax.Array, msr
-    ) -> tuple[jax.Array, jax.Array]:
-        """How much better each action was than expected, and what the value should have been."""
-        advantages = ops.gae(
-            reward=rollout.reward,
-            value=values * jnp.sqrt(msr),
-            next_value=next_values * jnp.sqrt(msr),
+    def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
+        """How much better each action was than expected, and what the critic should have said."""
+        unit = jnp.sqrt(squared_return)
+        advantage = ops.gae(
+            reward=rollout.reward / unit,
+            value=values.now,
+            next_value=values.next,
             terminated=rollout.terminated,
             done=rollout.terminated | rollout.truncated,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        unit = jnp.sqrt(msr)
-        targets = advantages / unit + values
-        mean_square = jnp.mean(jnp.square(targets)) * msr
+        target = advantage + values.now
         if self.normalise_advantages:
-            advantages = ops.standardise(advantages)
-        return advantages, targets, mean_square
+            advantage = ops.standardise(advantage)
+        return Estimates(
+            advantage, target, squared_return * ff.all_mean(jnp.mean(jnp.square(target)))
+        )
+
+    @ff.component("learner.track")
+    def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
+        """The running average, which at first is the plain mean of all iterations so far."""
+        weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
+        return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
 
     @ff.component("learner.gradient")
     def gradient(self, params: Any, batch: Batch, rows: jax.Array) -> tuple[Any, ff.Metrics]:
@@ -228,12 +262,20 @@ class PPO(ff.Algorithm):
         }
 
     @ff.component("learner.update")
-    def update(self, learner: Learner, grads: Any, remaining: jax.Array) -> Learner:
-        """One step of Adam. `grads` are means over all environments: clipping is not linear."""
+    def update(
+        self, learner: Learner, grads: Any, remaining: jax.Array
+    ) -> tuple[Learner, jax.Array]:
+        """One step of Adam, and the gradients' norm.
+
+        `grads` are means over all environments already: neither clipping nor Adam is linear.
+        """
+        norm = optax.tree.norm(grads)
+        shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(norm, 1e-8))
+        grads = jax.tree.map(lambda g: g * shrink, grads)
         updates, optimiser = self._optimiser.update(grads, learner.optimiser)
-        rate = self.learning_rate * (remaining if self.anneal else 1.0)
+        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
         params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
-        return Learner(params, optimiser)
+        return Learner(params, optimiser), norm
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
@@ -247,10 +289,4 @@ class PPO(ff.Algorithm):
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_grad_norm), optax.scale_by_adam(eps=1e-5)
-        )
-
-
-def _bounded(action: jax.Array, space: ff.Space) -> jax.Array:
-    return jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
+        return optax.scale_by_adam(eps=1e-5)

@@ -1,6 +1,7 @@
 """Distributions over actions. They are pytrees; batch axes come first, keys have just those."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -20,7 +21,7 @@ class Categorical(NamedTuple):
 
     def sample(self, keys: jax.Array) -> jax.Array:
         """One draw per key, int32 `[...]`."""
-        # By inverting the cumulative distribution: one uniform number per draw instead of A Gumbels.
+        # Inverts the cumulative distribution: one uniform number per draw instead of A Gumbels.
         uniform = _per_key(jax.random.uniform, keys, ())
         cumulative = jnp.cumsum(jax.nn.softmax(self.logits), axis=-1)
         # The last entry is one up to rounding and is left out, so that every draw is below A.
@@ -67,7 +68,7 @@ class Normal(NamedTuple):
 Distribution: TypeAlias = Categorical | Normal
 
 
-def _per_key(draw, keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _per_key(draw: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`draw(key, shape)` for every key: `[*keys.shape, *shape]`."""
     for _ in range(keys.ndim):
         draw = jax.vmap(draw, (0, None))

@@ -1,0 +1,111 @@
+"""Compiles a fragment's segments ahead of time for where it runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fragflow._jax import plain_aval
+from fragflow.graph.ir import Fragment, Value
+from fragflow.graph.kinds import Kind, Tag
+from fragflow.runtime.evaluate import Setting, evaluate, training_chunk
+from fragflow.runtime.layout import Layout, kind_of, plain_function
+from fragflow.runtime.plan import Segment
+
+ROOM = 256
+"""iterations that one call of a message-free training loop can make at most"""
+
+START, COUNT = "start@chunk", "count@chunk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A compiled segment: call it with its inputs' arrays, get its outputs' arrays."""
+
+    call: Callable[..., Sequence[jax.Array]]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    name: str
+    line: str
+
+
+def compile_segment(
+    fragment: Fragment,
+    segment: Segment,
+    avals: Mapping[Value, Any],
+    kinds: Mapping[Value, Kind],
+    layout: Layout,
+    setting: Setting,
+    name: str,
+) -> Program:
+    """Compiles nodes between two messages."""
+
+    def body(env: dict[Value, Any]) -> dict[Value, Any]:
+        evaluate(segment.nodes, env, setting)
+        return env
+
+    donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
+    call = _compile(body, segment.inputs, segment.outputs, avals, kinds, layout, donated)
+    return Program(
+        call=call, inputs=segment.inputs, outputs=segment.outputs, name=name, line=segment.line
+    )
+
+
+def compile_training(
+    fragment: Fragment,
+    sources: Sequence[Value],
+    avals: Mapping[Value, Any],
+    kinds: Mapping[Value, Kind],
+    layout: Layout,
+    setting: Setting,
+) -> Program:
+    """Compiles a whole message-free training loop."""
+    loop = fragment.loop
+    states = tuple(c.init for c in loop.carries)
+    finals = tuple(c.final for c in loop.carries)
+    metrics = tuple(s.outside for s in loop.stacks)
+    used = (*(c.output for c in fragment.constants), *sources)
+    inputs = (*states, *used, START, COUNT)
+    known = dict(avals)
+    known[START] = known[COUNT] = jax.ShapeDtypeStruct((), "int32")
+    local = dict(kinds)
+    for stack in loop.stacks:
+        element = kind_of(stack.element, kinds)
+        local[stack.outside] = stacked(element)
+
+    def body(env: dict[Value, Any]) -> dict[Value, Any]:
+        buffers = []
+        for stack in loop.stacks:
+            plain = plain_aval(avals[stack.element])
+            buffers.append(jnp.zeros((ROOM, *plain.shape), plain.dtype))
+        state, kept = training_chunk(loop, env, env[START], env[COUNT], buffers, setting)
+        return {**dict(zip(finals, state, strict=True)), **dict(zip(metrics, kept, strict=True))}
+
+    call = _compile(body, inputs, (*finals, *metrics), known, local, layout, ())
+    return Program(
+        call=call, inputs=inputs, outputs=(*finals, *metrics), name=fragment.name, line=""
+    )
+
+
+def stacked(kind: Kind) -> Kind:
+    """The kind of values collected along a new first axis."""
+    return replace(kind, axis=kind.axis + 1) if kind.tag is Tag.VARYING else kind
+
+
+def _compile(
+    body: Callable[[dict[Value, Any]], dict[Value, Any]],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    avals: Mapping[Value, Any],
+    kinds: Mapping[Value, Kind],
+    layout: Layout,
+    donated: tuple[int, ...],
+) -> Callable[..., Sequence[jax.Array]]:
+    function = plain_function(body, inputs, outputs, avals)
+    in_kinds = [kind_of(v, kinds) for v in inputs]
+    out_kinds = [kind_of(v, kinds) for v in outputs]
+    wrapped = layout.wrap(function, in_kinds, out_kinds)
+    args = [layout.aval(v, avals[v], k) for v, k in zip(inputs, in_kinds, strict=True)]
+    return jax.jit(wrapped, donate_argnums=donated).lower(*args).compile()

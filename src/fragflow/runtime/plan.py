@@ -1,0 +1,372 @@
+"""From a fragment to instructions: compiled segments, and the messages and loops between them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from fragflow._jax import is_key, plain_aval, source_line, wrapped_key
+from fragflow.graph.ir import (
+    FDG,
+    Constant,
+    Fragment,
+    Loop,
+    Node,
+    Op,
+    Parcel,
+    Receive,
+    Send,
+    Transfer,
+    Value,
+    is_comm_free,
+    walk,
+)
+from fragflow.runtime.evaluate import Local
+from fragflow.runtime.schedule import Code, Enter, Get, Instruction, Put, Repeat, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Nodes that compile into one program."""
+
+    nodes: tuple[Node | Local, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    donated: frozenset[Value] = frozenset()
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return tuple(
+            sorted({c for n in walk(_nodes(self)) if isinstance(n, Op) for c in n.components})
+        )
+
+    @property
+    def line(self) -> str:
+        """A line of the user's code that this segment runs, a component's if it has one."""
+        ops = [n for n in walk(_nodes(self)) if isinstance(n, Op)]
+        ops.sort(key=lambda op: not op.components)
+        return source_line(ops[0].eqn) if ops else "generated code"
+
+
+def _nodes(segment: Segment) -> tuple[Node, ...]:
+    return tuple(n for n in segment.nodes if not isinstance(n, Local))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPlan:
+    """What the shell does around the steps of a loop: only renaming of values."""
+
+    length: int
+    counter: Value
+    entry: tuple[tuple[Value, Value], ...]
+    """(inside, first value) of each carry"""
+    step: tuple[tuple[Value, Value], ...]
+    """(inside, next value)"""
+    exit: tuple[tuple[Value, Value], ...]
+    """(final value, inside)"""
+    reverse: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """All that one fragment runs in an iteration."""
+
+    fragment: Fragment
+    segments: tuple[Segment, ...]
+    loops: tuple[LoopPlan, ...]
+    code: Code
+    fused: bool
+    """needs no messages: whole chunks of iterations run as one program"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A graph ready to be run."""
+
+    parts: Mapping[str, Part]
+
+
+def make_plan(fdg: FDG) -> Plan:
+    """Plans every fragment of a graph."""
+    return Plan(parts={name: _part(fdg, fragment) for name, fragment in fdg.fragments.items()})
+
+
+def part_name(value: Value, k: int) -> Value:
+    """The name of the k-th piece of a value that is cut or joined."""
+    return f"{value}#{k}"
+
+
+def share(fdg: FDG, transfer: Transfer) -> int:
+    """How many replicas of the larger side belong to one of the smaller."""
+    source = fdg.fragments[transfer.source].replicas
+    target = fdg.fragments[transfer.target].replicas
+    return max(source, target) // min(source, target)
+
+
+def is_divided(parcel: Parcel) -> bool:
+    """Whether the value travels in pieces, one per replica of the larger side."""
+    return parcel.collective in ("gather", "scatter") or parcel.collective.startswith("reduce-")
+
+
+def _part(fdg: FDG, fragment: Fragment) -> Part:
+    if is_comm_free(fragment.loop):
+        return Part(fragment=fragment, segments=(), loops=(), code=(), fused=True)
+    planner = _Planner(fdg, fragment)
+    planner.block(fragment.loop.body)
+    planner.flush()
+    segments = planner.finished_segments()
+    return Part(
+        fragment=fragment,
+        segments=segments,
+        loops=tuple(planner.loops),
+        code=tuple(planner.code),
+        fused=False,
+    )
+
+
+class _Planner:
+    """Walks a fragment's program once, gathering compute nodes into segments."""
+
+    def __init__(self, fdg: FDG, fragment: Fragment):
+        self.code: list[Instruction] = []
+        self.loops: list[LoopPlan] = []
+        self._fdg = fdg
+        self._fragment = fragment
+        self._avals = fdg.program.avals[fragment.num_envs]
+        self._pending: list[Node | Local] = []
+        self._segments: list[tuple[Node | Local, ...]] = []
+        self._read_elsewhere: list[set[Value]] = []
+        outer = fragment.loop
+        # What the shell reads, apart from segments: sends, and loops' renamings.
+        self._shell_reads = {c.next for c in outer.carries} | {s.element for s in outer.stacks}
+
+    def block(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            match node:
+                case Send():
+                    self._send(node.transfer)
+                case Receive():
+                    self._receive(node.transfer)
+                case Loop() if not is_comm_free(node):
+                    self._loop(node)
+                case _:
+                    self._pending.append(node)
+
+    def flush(self) -> None:
+        """Ends the current segment."""
+        if self._pending:
+            self.code.append(Run(len(self._segments)))
+            self._segments.append(tuple(self._pending))
+            self._pending = []
+
+    def _send(self, transfer: Transfer) -> None:
+        pieces = share(self._fdg, transfer)
+        for parcel in transfer.parcels:
+            if parcel.collective == "scatter":
+                names = tuple(part_name(parcel.value, k) for k in range(pieces))
+                self._pending.append(
+                    Local(
+                        inputs=(parcel.value,),
+                        outputs=names,
+                        function=_splitter(pieces, parcel.axis or 0),
+                    )
+                )
+                self._shell_reads |= set(names)
+            else:
+                self._shell_reads.add(parcel.value)
+        self.flush()
+        self.code.append(Put(transfer))
+
+    def _receive(self, transfer: Transfer) -> None:
+        # Glue may wait for the message and join the next segment; a component must not.
+        if any(isinstance(n, Op) and n.components for n in walk(_ops(self._pending))):
+            self.flush()
+        self.code.append(Get(transfer))
+        pieces = share(self._fdg, transfer)
+        for parcel in transfer.parcels:
+            if parcel.collective == "gather" or parcel.collective.startswith("reduce-"):
+                names = tuple(part_name(parcel.value, k) for k in range(pieces))
+                join = _joiner(parcel, self._avals[parcel.value])
+                self._pending.append(Local(inputs=names, outputs=(parcel.value,), function=join))
+
+    def _loop(self, loop: Loop) -> None:
+        length = loop.length
+        assert length is not None
+        counter = f"{loop.path}@step"
+        for stack in loop.stacks:
+            buffer = self._avals[stack.outside]
+            self._pending.append(
+                Local(inputs=(), outputs=(stack.outside,), function=_zeros(buffer))
+            )
+        for carry in loop.carries:
+            self._shell_reads |= {carry.init, carry.next, carry.inside}
+        self.flush()
+        index = len(self.loops)
+        self.loops.append(
+            LoopPlan(
+                length=length,
+                counter=counter,
+                entry=tuple((c.inside, c.init) for c in loop.carries),
+                step=tuple((c.inside, c.next) for c in loop.carries),
+                exit=tuple((c.final, c.inside) for c in loop.carries),
+                reverse=loop.reverse,
+            )
+        )
+        self.code.append(Enter(index, length))
+        first = len(self.code)
+        for slice_ in loop.slices:
+            self._pending.append(
+                Local(
+                    inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=_take
+                )
+            )
+        defined = {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
+        waiting = list(loop.stacks)
+
+        def collect() -> None:
+            for stack in list(waiting):
+                if stack.element in defined:
+                    waiting.remove(stack)
+                    self._pending.append(
+                        Local(
+                            inputs=(stack.outside, stack.element, counter),
+                            outputs=(stack.outside,),
+                            function=_put,
+                        )
+                    )
+
+        collect()
+        for node in loop.body:
+            self.block((node,))
+            defined |= _defined(node)
+            collect()
+        for stack in waiting:  # elements from outside the loop
+            defined.add(stack.element)
+        collect()
+        self.flush()
+        self.code.append(Repeat(index, length, first))
+
+    def finished_segments(self) -> tuple[Segment, ...]:
+        """Segments with their inputs and outputs, once all readers are known."""
+        reads = [_reads(nodes) for nodes in self._segments]
+        defines = [_defines(nodes) for nodes in self._segments]
+        finished = []
+        for i, nodes in enumerate(self._segments):
+            elsewhere = set(self._shell_reads)
+            for j, other in enumerate(reads):
+                if j != i:
+                    elsewhere |= set(other)
+            # A collected buffer is read and written again in the next step.
+            updated = {v for v in defines[i] if v in reads[i]}
+            outputs = tuple(v for v in defines[i] if v in elsewhere or v in updated)
+            finished.append(
+                Segment(
+                    nodes=nodes,
+                    inputs=tuple(reads[i]),
+                    outputs=outputs,
+                    donated=frozenset(updated),
+                )
+            )
+        return tuple(finished)
+
+
+def _ops(nodes: Sequence[Node | Local]) -> tuple[Node, ...]:
+    return tuple(n for n in nodes if not isinstance(n, Local))
+
+
+def _defined(node: Node) -> set[Value]:
+    match node:
+        case Op():
+            return {v for v in node.outputs if v is not None}
+        case Constant():
+            return {node.output}
+        case Loop():
+            return {c.final for c in node.carries} | {s.outside for s in node.stacks}
+        case Receive():
+            return {p.value for p in node.transfer.parcels}
+        case _:
+            return set()
+
+
+def _reads(nodes: Sequence[Node | Local]) -> list[Value]:
+    """Values that nodes read but do not define before, in order of first use."""
+    defined: set[Value] = set()
+    free: dict[Value, None] = {}
+
+    def read(values: Sequence[Value | None]) -> None:
+        free.update((v, None) for v in values if v is not None and v not in defined)
+
+    def visit(node: Node | Local) -> None:
+        match node:
+            case Op() | Local():
+                read(node.inputs)
+                defined.update(v for v in node.outputs if v is not None)
+            case Constant():
+                defined.add(node.output)
+            case Loop():
+                read([c.init for c in node.carries])
+                read([s.outside for s in node.slices])
+                defined.update(c.inside for c in node.carries)
+                defined.update(s.inside for s in node.slices)
+                for inner in node.body:
+                    visit(inner)
+                read([c.next for c in node.carries])
+                read([s.element for s in node.stacks])
+                defined.update(c.final for c in node.carries)
+                defined.update(s.outside for s in node.stacks)
+            case _:
+                raise AssertionError(f"{type(node).__name__} in a segment")
+
+    for node in nodes:
+        visit(node)
+    return list(free)
+
+
+def _defines(nodes: Sequence[Node | Local]) -> list[Value]:
+    values: dict[Value, None] = {}
+    for node in nodes:
+        names = node.outputs if isinstance(node, Local) else sorted(_defined(node))
+        values.update((v, None) for v in names)
+    return list(values)
+
+
+def _splitter(pieces: int, axis: int) -> Callable[..., Sequence[Any]]:
+    def split(whole: Any) -> Sequence[Any]:
+        return jnp.split(whole, pieces, axis)
+
+    return split
+
+
+def _joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
+    def gather(*parts: Any) -> Sequence[Any]:
+        return (jnp.concatenate(parts, parcel.axis),)
+
+    def reduce(*parts: Any) -> Sequence[Any]:
+        # Summed in the order of replicas, whichever came first.
+        shaped = [part.reshape(aval.shape) for part in parts]
+        total = shaped[0]
+        for part in shaped[1:]:
+            total = jnp.maximum(total, part) if parcel.collective == "reduce-max" else total + part
+        return (total / len(parts) if parcel.collective == "reduce-mean" else total,)
+
+    return gather if parcel.collective == "gather" else reduce
+
+
+def _zeros(aval: Any) -> Callable[..., Sequence[Any]]:
+    def make() -> Sequence[Any]:
+        if is_key(aval):
+            plain = plain_aval(aval)
+            return (wrapped_key(jnp.zeros(plain.shape, plain.dtype), aval),)
+        return (jnp.zeros(aval.shape, aval.dtype),)
+
+    return make
+
+
+def _take(whole: Any, step: Any) -> Sequence[Any]:
+    return (lax.dynamic_index_in_dim(whole, step, 0, keepdims=False),)
+
+
+def _put(buffer: Any, element: Any, step: Any) -> Sequence[Any]:
+    return (lax.dynamic_update_index_in_dim(buffer, element, step, 0),)

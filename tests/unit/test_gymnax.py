@@ -1,0 +1,139 @@
+"""The gymnax adapter: its contract, and what `Environments` makes of it."""
+
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fragflow.api as ff
+from fragflow.environments import environment_names, gymnax, make_environment
+from fragflow.errors import ConfigError
+
+
+def batch(environment: ff.Environment, ids: range, total: int) -> ff.Environments:
+    return ff.Environments(environment, jnp.arange(ids.start, ids.stop), total)
+
+
+def test_spaces_are_ours() -> None:
+    cartpole = make_environment("CartPole-v1")
+    assert cartpole.action == ff.Discrete(n=2)
+    assert isinstance(cartpole.observation, ff.Box)
+    assert cartpole.observation.shape == (4,)
+    assert cartpole.observation.bounds[1][1] == math.inf
+    pendulum = make_environment("gymnax:Pendulum-v1")
+    assert pendulum.action == ff.Box(shape=(1,), low=-2.0, high=2.0)
+
+
+def test_reset_and_step_keep_the_contract() -> None:
+    environment = make_environment("CartPole-v1")
+    assert isinstance(environment, ff.Environment)
+    state, obs = environment.reset(jax.random.key(0))
+    assert obs.shape == (4,)
+    step = environment.step(state, jnp.int32(1), jax.random.key(1))
+    assert jax.tree.structure(step.state) == jax.tree.structure(state)
+    assert float(step.reward) == 1.0
+    assert not step.terminated
+    assert not step.truncated
+
+
+def test_environments_of_equal_settings_are_equal() -> None:
+    one = make_environment("CartPole-v1", max_steps_in_episode=7)
+    assert one == make_environment("CartPole-v1", max_steps_in_episode=7)
+    assert hash(one) == hash(make_environment("CartPole-v1", max_steps_in_episode=7))
+    assert one != make_environment("CartPole-v1")
+
+
+def test_truncated_episode_restarts_and_keeps_its_last_observation() -> None:
+    env = batch(make_environment("CartPole-v1", max_steps_in_episode=3), range(4), 4)
+    state, timestep = env.reset(jax.random.key(0))
+    actions = jnp.array([0, 1, 0, 1])
+    for t in range(3):
+        # Alternating pushes keep the pole up for three steps.
+        state, timestep = env.step(state, (actions + t) % 2)
+        assert bool(jnp.all(timestep.done == (t == 2)))
+    assert not timestep.terminated.any()
+    assert timestep.truncated.all()
+    assert bool(jnp.all(jnp.any(timestep.obs != timestep.next_obs, axis=1)))
+    # A new episode starts within 0.05 of the origin, and its state is the one observed.
+    assert bool(jnp.all(jnp.abs(timestep.obs) <= 0.05))
+    np.testing.assert_array_equal(timestep.obs[:, 0], state.inner.x)
+    np.testing.assert_array_equal(state.inner.time, 0)
+    np.testing.assert_array_equal(state.finished.count, 1)
+    np.testing.assert_array_equal(state.finished.length_sum, 3)
+    np.testing.assert_array_equal(state.finished.return_sum, 3.0)
+
+
+def test_fallen_pole_terminates() -> None:
+    env = batch(make_environment("CartPole-v1"), range(3), 3)
+    state, _ = env.reset(jax.random.key(0))
+
+    def push_right(state: ff.EnvState, _: None):
+        return env.step(state, jnp.ones(3, jnp.int32))
+
+    _, timesteps = jax.lax.scan(push_right, state, None, length=15)
+    assert bool(timesteps.terminated.any(axis=0).all())
+    assert not timesteps.truncated.any()
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_an_environment_does_not_depend_on_its_neighbours(name: str) -> None:
+    environment = make_environment(name, max_steps_in_episode=5)
+
+    def run(ids: range) -> ff.Timestep:
+        env = batch(environment, ids, 8)
+        state, _ = env.reset(jax.random.key(3))
+        action = environment.action.zeros()
+
+        def step(state: ff.EnvState, _: None):
+            return env.step(state, jnp.broadcast_to(action, (len(ids), *action.shape)))
+
+        return jax.jit(lambda s: jax.lax.scan(step, s, None, length=12)[1])(state)
+
+    whole, first, second = run(range(8)), run(range(4)), run(range(4, 8))
+    for all_envs, left, right in zip(whole, first, second, strict=True):
+        np.testing.assert_array_equal(all_envs, np.concatenate([left, right], axis=1))
+    assert len(np.unique(whole.obs[0, :, 0])) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("CartPol-v1", {}, "Did you mean 'CartPole-v1'"),
+        ("gymnas:CartPole-v1", {}, "Did you mean 'gymnax'"),
+        ("CartPole-v1", {"max_steps": 3}, "Did you mean 'max_steps_in_episode'"),
+    ],
+)
+def test_wrong_names_are_told(name: str, arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_environment(name, **arguments)
+
+
+def test_unsupported_spaces_are_told() -> None:
+    class Dict:
+        """Named like gymnax's."""
+
+    with pytest.raises(ConfigError, match=r"Maze has observations of type Dict"):
+        gymnax._space("Maze", "observations", Dict())
+
+
+def test_names_can_be_made() -> None:
+    assert "gymnax:CartPole-v1" in environment_names()
+    assert make_environment("gymnax:Catch-bsuite").observation.shape == (10, 5)
+
+
+def test_drawing_libraries_are_not_imported() -> None:
+    code = (
+        "import sys; from fragflow.environments import make_environment; "
+        "make_environment('CartPole-v1'); "
+        "print([m for m in ('matplotlib', 'seaborn', 'scipy.stats', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_deferred_module_loads_at_its_first_use() -> None:
+    assert gymnax._Deferred("json").dumps([1]) == "[1]"

@@ -1,0 +1,85 @@
+"""Minibatches, statistics, losses and networks."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fragflow import ops
+from fragflow.api import Box, Discrete
+from fragflow.errors import ConfigError
+
+
+def test_minibatches_visit_every_step_once_per_epoch_in_a_new_order() -> None:
+    rows = ops.time_minibatches(jax.random.key(0), length=24, epochs=3, minibatches=4)
+    assert rows.shape == (12, 6)
+    assert rows.dtype == jnp.int32
+    epochs = np.asarray(rows).reshape(3, 24)
+    np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(24), (3, 1)))
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_standardise_gives_mean_zero_and_variance_one() -> None:
+    x = ops.standardise(7.0 + 3.0 * jax.random.normal(jax.random.key(0), (50, 8)))
+    assert float(x.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(x.var()) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_standardise_of_equal_elements_is_finite() -> None:
+    np.testing.assert_allclose(ops.standardise(jnp.full((4, 3), 0.1)), 0.0, atol=1e-3)
+
+
+def test_surrogate_stops_paying_outside_the_clip_range() -> None:
+    def gradient(ratio: float, advantage: float) -> float:
+        return float(jax.grad(ops.clipped_surrogate)(ratio, advantage, 0.2))
+
+    assert gradient(1.1, 2.0) == pytest.approx(-2.0)
+    assert gradient(1.3, 2.0) == 0.0
+    assert gradient(0.7, -2.0) == 0.0
+    # The wrong way out of the range is always corrected.
+    assert gradient(0.7, 2.0) == pytest.approx(-2.0)
+    assert gradient(1.3, -2.0) == pytest.approx(2.0)
+
+
+def test_clipped_value_loss_is_never_below_the_plain_one() -> None:
+    value, old, target = jax.random.normal(jax.random.key(0), (3, 100))
+    clipped = ops.clipped_value_loss(value, old, target, 0.2)
+    assert bool(jnp.all(clipped >= ops.value_loss(value, target)))
+    np.testing.assert_allclose(
+        ops.clipped_value_loss(old, old, target, 0.2), ops.value_loss(old, target)
+    )
+
+
+@pytest.mark.parametrize("action", [Discrete(n=3), Discrete(n=7), Box(shape=(2,))], ids=str)
+@pytest.mark.parametrize(
+    "observation", [Box(shape=(5,)), Box(shape=(4, 3, 2), dtype="uint8"), Discrete(n=6)], ids=str
+)
+def test_network_keeps_batch_axes(observation: Box | Discrete, action: Box | Discrete) -> None:
+    network = ops.MLPActorCritic((8, 8))
+
+    def shapes(batch: tuple[int, ...]) -> tuple[Any, ...]:
+        params = network.init(jax.random.key(0), observation, action)
+        assert set(params) == {"actor", "critic"}
+        obs = jnp.ones((*batch, *observation.shape), observation.dtype)
+        policy = network.policy(params["actor"], obs)
+        return network.value(params["critic"], obs), policy.entropy(), policy.mode()
+
+    for batch in [(), (4,), (3, 4)]:
+        value, entropy, mode = jax.eval_shape(lambda: shapes(batch))  # noqa: B023
+        assert value.shape == entropy.shape == batch
+        assert mode.shape == (*batch, *action.shape)
+
+
+def test_network_starts_with_an_almost_uniform_policy() -> None:
+    network = ops.MLPActorCritic()
+    params = network.init(jax.random.key(0), Box(shape=(4,)), Discrete(n=2))
+    obs = jax.random.normal(jax.random.key(1), (100, 4))
+    entropy = network.policy(params["actor"], obs).entropy()
+    np.testing.assert_allclose(entropy, np.log(2.0), atol=1e-3)
+
+
+def test_network_tells_which_actions_it_can_make() -> None:
+    with pytest.raises(ConfigError, match=r"shape \(2, 3\)"):
+        ops.MLPActorCritic().init(jax.random.key(0), Box(shape=(4,)), Box(shape=(2, 3)))

@@ -1,0 +1,153 @@
+"""PPO as one program: it runs, it learns, and it refuses what cannot work."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import fragflow.api as ff
+from fragflow import ops
+from fragflow.algorithms import algorithm_class
+from fragflow.algorithms.ppo import PPO, State
+from fragflow.environments import make_environment
+from fragflow.errors import ConfigError
+
+SMALL = PPO(rollout_length=8, epochs=2, minibatches=2, hidden=(8,))
+METRICS = {
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "grad_norm",
+}
+
+
+def environments(name: str, num_envs: int) -> ff.Environments:
+    return ff.Environments(make_environment(name), jnp.arange(num_envs), num_envs)
+
+
+def iterate(
+    algorithm: PPO, name: str, num_envs: int, iterations: int
+) -> tuple[State, State, ff.Metrics]:
+    """The state before and after, and the metrics of every iteration."""
+    env = environments(name, num_envs)
+
+    def step(state: State, i: jax.Array):
+        clock = ff.Clock(
+            key=jax.random.fold_in(jax.random.key(1), i),
+            iteration=i,
+            env_steps=i * num_envs * algorithm.rollout_length,
+            progress=i / iterations,
+        )
+        return algorithm.step(env, state, clock)
+
+    state = jax.jit(lambda key: algorithm.init(env, key))(jax.random.key(0))
+    steps = jnp.arange(iterations, dtype=jnp.int32)
+    return state, *jax.jit(lambda state: jax.lax.scan(step, state, steps))(state)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs"), [("CartPole-v1", 4), ("CartPole-v1", 1), ("Pendulum-v1", 4)]
+)
+def test_an_iteration_changes_parameters_and_reports_finite_metrics(
+    name: str, num_envs: int
+) -> None:
+    before, after, metrics = iterate(SMALL, name, num_envs, iterations=2)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert set(metrics) == METRICS
+    assert all(np.isfinite(value).all() for value in metrics.values())
+    for old, new in zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True):
+        assert not np.array_equal(old, new)
+
+
+def test_it_learns_to_balance_a_pole() -> None:
+    _, state, _ = iterate(PPO(), "CartPole-v1", num_envs=8, iterations=40)
+    episodes = state.env_state.finished
+    # A random policy balances it for about 22 steps.
+    assert float(episodes.length_sum.sum() / episodes.count.sum()) > 50.0
+
+
+def test_the_policy_acts_greedily_unless_it_explores() -> None:
+    params = ops.MLPActorCritic(SMALL.hidden).init(
+        jax.random.key(0), ff.Box(shape=(4,)), ff.Discrete(n=2)
+    )
+
+    @jax.jit
+    @jax.vmap
+    def actions(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        greedy, _ = SMALL.policy(params, jnp.ones(4), None, key)
+        exploring, _ = SMALL.policy(params, jnp.ones(4), None, key, explore=True)
+        return greedy, exploring
+
+    greedy, exploring = actions(jax.random.split(jax.random.key(1), 50))
+    assert len(np.unique(greedy)) == 1
+    assert len(np.unique(exploring)) == 2
+
+
+def test_continuous_actions_are_bounded_for_the_environment_only() -> None:
+    env = environments("Pendulum-v1", 64)
+    params = ops.MLPActorCritic(SMALL.hidden).init(jax.random.key(0), env.observation, env.action)
+    params["actor"]["log_std"] = jnp.full(1, 2.0)
+    keys = env.keys(jax.random.key(1))
+    action, bounded, log_prob = SMALL.act(params["actor"], jnp.zeros((64, 3)), keys, env.action)
+    assert float(jnp.abs(action).max()) > 2.0
+    np.testing.assert_array_equal(bounded, jnp.clip(action, -2.0, 2.0))
+    assert log_prob.shape == (64,)
+
+
+@dataclass(frozen=True)
+class FlaxNetwork:
+    """Somebody else's modules, split into pytrees at the edge."""
+
+    def _modules(self) -> tuple[nnx.Module, nnx.Module]:
+        return nnx.Linear(4, 2, rngs=nnx.Rngs(0)), nnx.Linear(4, 1, rngs=nnx.Rngs(1))
+
+    def init(self, key: jax.Array, observation: ff.Space, action: ff.Space) -> dict[str, Any]:
+        del key, observation, action
+        actor, critic = (nnx.to_pure_dict(nnx.state(module)) for module in self._modules())
+        return {"actor": actor, "critic": critic}
+
+    def policy(self, actor: Any, obs: jax.Array) -> ops.Distribution:
+        return ops.Categorical(self._apply(0, actor, obs))
+
+    def value(self, critic: Any, obs: jax.Array) -> jax.Array:
+        return self._apply(1, critic, obs)[..., 0]
+
+    def _apply(self, which: int, params: Any, obs: jax.Array) -> jax.Array:
+        graph, state = nnx.split(self._modules()[which])
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(graph, state)(obs)
+
+
+def test_any_network_that_is_a_pytree_will_do() -> None:
+    algorithm = PPO(rollout_length=4, minibatches=2, network=FlaxNetwork())
+    *_, metrics = iterate(algorithm, "CartPole-v1", num_envs=2, iterations=1)
+    assert all(np.isfinite(value).all() for value in metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"minibatches": 3}, "minibatches = 3 does not divide rollout_length = 128"),
+        ({"rollout_length": 0}, "rollout_length = 0: expected at least 1"),
+        ({"learning_rate": -1.0}, "learning_rate = -1.0: expected above 0"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan"),
+        ({"gamma": 1.5}, "gamma = 1.5: expected between 0 and 1"),
+        ({"entropy_coef": -0.1}, "entropy_coef = -0.1: expected 0 or more"),
+        ({"hidden": (64, 0)}, "hidden"),
+    ],
+)
+def test_impossible_hyperparameters_are_told(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPO(**wrong)
+
+
+def test_algorithms_are_found_by_name() -> None:
+    assert algorithm_class("PPO") is PPO
+    with pytest.raises(ConfigError, match="Did you mean 'ppo'"):
+        algorithm_class("pppo")
