@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax._src import source_info_util
+from jax._src import source_info_util, xla_bridge
 from jax._src.interpreters import partial_eval
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
@@ -193,3 +193,8 @@ def plain_aval(aval: Any) -> jax.ShapeDtypeStruct:
         shape = aval.dtype._impl.key_shape
         return jax.ShapeDtypeStruct((*aval.shape, *shape), "uint32")
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def has_started() -> bool:
+    """Whether JAX has chosen its devices, so that their number can no longer be set."""
+    return xla_bridge.backends_are_initialized()

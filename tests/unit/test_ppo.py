@@ -51,9 +51,7 @@ def iterate(
     return state, *jax.jit(lambda state: jax.lax.scan(step, state, steps))(state)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_envs"), [("CartPole-v1", 4), ("CartPole-v1", 1), ("Pendulum-v1", 4)]
-)
+@pytest.mark.parametrize(("name", "num_envs"), [("CartPole-v1", 1), ("Pendulum-v1", 4)])
 def test_an_iteration_changes_parameters_and_reports_finite_metrics(
     name: str, num_envs: int
 ) -> None:
@@ -91,10 +89,14 @@ def test_the_policy_acts_greedily_unless_it_explores() -> None:
 
 def test_continuous_actions_are_bounded_for_the_environment_only() -> None:
     env = environments("Pendulum-v1", 64)
-    params = ops.MLPActorCritic(SMALL.hidden).init(jax.random.key(0), env.observation, env.action)
-    params["actor"]["log_std"] = jnp.full(1, 2.0)
-    keys = env.keys(jax.random.key(1))
-    action, bounded, log_prob = SMALL.act(params["actor"], jnp.zeros((64, 3)), keys, env.action)
+
+    @jax.jit
+    def act(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        params = ops.MLPActorCritic(SMALL.hidden).init(key, env.observation, env.action)
+        actor = params["actor"] | {"log_std": jnp.full(1, 2.0)}
+        return SMALL.act(actor, jnp.zeros((64, 3)), env.keys(key), env.action)
+
+    action, bounded, log_prob = act(jax.random.key(1))
     assert float(jnp.abs(action).max()) > 2.0
     np.testing.assert_array_equal(bounded, jnp.clip(action, -2.0, 2.0))
     assert log_prob.shape == (64,)

@@ -19,6 +19,8 @@ from fragflow.graph.trace import Trace, build, components_in, trace, trace_init
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
 
 EVERYWHERE = "everywhere"
+BLOCK = 8
+"""environments in a canonical block"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,17 @@ def traced(algorithm: Algorithm, environment: Environment, num_envs: int) -> Tra
 
 
 def cut(
-    source: Traced, policy: Policy, deployment: Deployment, options: Options | None = None
+    source: Traced,
+    policy: Policy,
+    deployment: Deployment,
+    options: Options | None = None,
+    *,
+    deterministic: bool = False,
 ) -> FDG:
-    """Cuts the training loop into fragments as `policy` says."""
+    """Cuts the training loop into fragments as `policy` says.
+
+    `deterministic` prepares canonical blocks: every component is visible, and traced for a block.
+    """
     options = options or Options()
     components = components_in(source.at(source.num_envs))
     placed = place(policy, deployment, components, source.num_envs)
@@ -60,12 +70,19 @@ def cut(
         return owner_names[assignment[component]]
 
     replicas = {p.name: p.replicas for p in placed}
-    needs_replica_check = any(count > 1 for count in replicas.values())
+    needs_replica_check = deterministic or any(count > 1 for count in replicas.values())
     sizes = _analysis_sizes(source.num_envs)
     wanted = [source.num_envs, *(p.num_envs for p in placed)]
     if needs_replica_check:
         wanted += sizes
-    program = build([source.at(n) for n in dict.fromkeys(wanted)], source.num_envs, fragment_of)
+    if deterministic:
+        wanted.append(BLOCK)
+    program = build(
+        [source.at(n) for n in dict.fromkeys(wanted)],
+        source.num_envs,
+        fragment_of,
+        open_all=deterministic,
+    )
     flow = dataflow(program)
 
     state: Mapping[Value, Kind] = {}
@@ -108,6 +125,7 @@ def cut(
         fragments=fragments,
         transfers=tuple(t for t, _ in transfers_in(loop)),
         kinds=fragment_kinds,
+        row_kinds=kinds,
     )
     check_fdg(fdg)
     return fdg

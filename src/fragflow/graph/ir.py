@@ -154,6 +154,8 @@ class FDG:
     transfers: tuple[Transfer, ...]
     kinds: Mapping[str, Mapping[Value, Any]]
     """per fragment, what its replicas hold of each value (see replicas.py)"""
+    row_kinds: Mapping[Value, Any]
+    """the same if every fragment were replicated: which values have the environment axis"""
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:

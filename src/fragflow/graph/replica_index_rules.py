@@ -145,6 +145,16 @@ def split(pair: Pair, kinds: Kinds) -> list[Kind]:
     return [kind] * len(pair.a.outvars)
 
 
+def unstack(pair: Pair, kinds: Kinds) -> list[Kind]:
+    kind, axis = kinds[0], pair.params["axis"]
+    if kind.tag is Tag.VARYING:
+        if kind.axis == axis:
+            kind = mixed("takes some rows of the environment axis", pair.line)
+        else:
+            kind = replace(kind, axis=kind.axis - (axis < kind.axis))
+    return [kind] * len(pair.a.outvars)
+
+
 def same_axis(_: Pair, kinds: Kinds) -> Kind:
     return replace(kinds[0], zero=False)
 
@@ -159,7 +169,8 @@ INDEX_RULES: dict[str, Rule] = {
     "gather": gather,
     "scatter": scatter(adds=False),
     "scatter-add": scatter(adds=True),
-    "scatter_add": scatter(adds=True),
+    "scatter-sub": scatter(adds=True),
+    "scatter-mul": scatter(adds=False),
     "random_bits": random_bits,
     "random_split": random_bits,
     "random_wrap": same_axis,
@@ -171,5 +182,6 @@ INDEX_RULES: dict[str, Rule] = {
         window,
     ),
     "split": split,
+    "unstack": unstack,
     "optimization_barrier": barrier,
 }

@@ -12,12 +12,15 @@ Rule = Callable[[Pair, Kinds], Kind | list[Kind]]
 LOCAL = "is computed from one replica's environments only, before it is reduced over all of them"
 COUNT = "depends on how many environments a replica holds"
 
-LINEAR = {"neg", "convert_element_type", "copy", "copy_p", "reduce_precision", "stop_gradient"}
+LINEAR = {
+    "neg", "convert_element_type", "copy", "copy_p", "reduce_precision", "stop_gradient", "name",
+}
 SUMS = {"add", "sub", "add_any"}
 ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy
 copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag
-integer_pow is_finite le lgamma log log1p logistic lt le_to lt_to max min mul ne neg nextafter not or
+integer_pow is_finite le lgamma log log1p logistic lt le_to lt_to max min mul mulhi name ne neg
+nextafter not or bessel_i0e bessel_i1e complex conj regularized_incomplete_beta
 population_count clz pow real reduce_precision rem round rsqrt select_n shift_left
 shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
 threefry2x32 xor bitcast_convert_type random_fold_in random_seed optimization_barrier polygamma
@@ -223,7 +226,7 @@ def pad(pair: Pair, kinds: Kinds) -> Kind:
     return replace(kinds[0], zero=False, flexible=False)
 
 
-def concatenate(pair: Pair, kinds: Kinds) -> Kind:
+def concatenate(pair: Pair, kinds: Kinds, new_axis: bool = False) -> Kind:
     same = same_class(pair, kinds)
     if same is not None:
         return same
@@ -231,7 +234,7 @@ def concatenate(pair: Pair, kinds: Kinds) -> Kind:
     assert layout is not None
     if layout.tag is Tag.MIXED or any(k.tag is not Tag.VARYING for k in kinds):
         return mixed(LOCAL, pair.line)
-    if layout.axis == pair.params["dimension"]:
+    if not new_axis and layout.axis == pair.params["dimension"]:
         return mixed("joins rows along the environment axis", pair.line)
     degrees = {k.degree for k in kinds if not k.zero}
     if len(degrees) > 1:
@@ -239,6 +242,17 @@ def concatenate(pair: Pair, kinds: Kinds) -> Kind:
     flexible = all(k.flexible for k in kinds)
     zero = all(k.zero for k in kinds)
     return replace(layout, flexible=flexible, zero=zero, degree=degrees.pop() if degrees else 0)
+
+
+def stack(pair: Pair, kinds: Kinds) -> Kind:
+    joined = concatenate(pair, kinds, new_axis=True)
+    if joined.tag is not Tag.VARYING:
+        return joined
+    return replace(joined, axis=joined.axis + (pair.params["axis"] <= joined.axis))
+
+
+def tile(pair: Pair, kind: Kind) -> int | None:
+    return kind.axis if pair.params["reps"][kind.axis] == 1 else None
 
 
 def sort(pair: Pair, kinds: Kinds) -> Kind:
@@ -354,6 +368,8 @@ RULES: dict[str, Rule] = {
     "slice": moving(slice_, "takes some rows of the environment axis"),
     "pad": pad,
     "concatenate": concatenate,
+    "stack": stack,
+    "tile": moving(tile, "repeats the environment axis"),
     "sort": sort,
     "top_k": moving(
         lambda pair, kind: None if kind.axis == len(pair.a.invars[0].aval.shape) - 1 else kind.axis,

@@ -149,10 +149,19 @@ def env_steps_per_iteration(trace: Trace, total: int) -> int:
     return count(trace.closed.jaxpr) * total
 
 
-def build(traces: Sequence[Trace], total: int, fragment_of: Callable[[str], str]) -> Program:
-    """One program from traces of different sizes, opened where `fragment_of` cuts it."""
+def build(
+    traces: Sequence[Trace],
+    total: int,
+    fragment_of: Callable[[str], str],
+    *,
+    open_all: bool = False,
+) -> Program:
+    """One program from traces of different sizes, opened where `fragment_of` cuts it.
+
+    With `open_all`, everything is opened down to components.
+    """
     first = traces[0]
-    builder = _Builder({t.num_envs: {} for t in traces}, fragment_of)
+    builder = _Builder({t.num_envs: {} for t in traces}, fragment_of, open_all)
     jaxprs = {t.num_envs: t.closed.jaxpr for t in traces}
     count = len(first.state_labels)
     inside = [f"state:{label}" for label in first.state_labels]
@@ -195,10 +204,16 @@ def build(traces: Sequence[Trace], total: int, fragment_of: Callable[[str], str]
 class _Builder:
     """Walks several jaxprs of the same structure side by side and names what it meets."""
 
-    def __init__(self, avals: dict[int, dict[Value, Any]], fragment_of: Callable[[str], str]):
+    def __init__(
+        self,
+        avals: dict[int, dict[Value, Any]],
+        fragment_of: Callable[[str], str],
+        open_all: bool,
+    ):
         self.avals = avals
         self.constants: list[Constant] = []
         self._fragment_of = fragment_of
+        self._open_all = open_all
         # Cached jaxprs share Var objects between calls, so scopes are stacked, never merged.
         self._names: dict[int, dict[Any, Value]] = {n: {} for n in avals}
 
@@ -235,10 +250,12 @@ class _Builder:
         components = _components(eqn)
         touched = {self._fragment_of(c) for c in components}
         if component_of(eqn) is None:
-            is_call = eqn.primitive.name != "scan" and _call_jaxpr(eqn) is not None
-            if is_call and (len(touched) > 1 or contains_all_reduce(eqn)):
+            is_scan = eqn.primitive.name == "scan"
+            is_call = not is_scan and _call_jaxpr(eqn) is not None
+            opens = len(touched) > (0 if self._open_all else 1)
+            if is_call and (opens or contains_all_reduce(eqn)):
                 return self._inline(path, eqns)
-            if len(touched) > 1 and eqn.primitive.name == "scan":
+            if is_scan and opens:
                 return self._loop(path, eqns)
             if len(touched) > 1:
                 raise GraphError(

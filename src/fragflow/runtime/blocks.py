@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fragflow._jax import Eqn, bind, contains_all_reduce
+from fragflow.graph.cut import BLOCK
 from fragflow.graph.ir import Loop, Op, Value, walk
 from fragflow.graph.kinds import Kind, Tag
-
-BLOCK = 8
 
 
 def is_row_wise(op: Op, kinds: Mapping[Value, Kind]) -> bool:

@@ -1,0 +1,54 @@
+"""Makes sure that JAX has as many devices as a policy needs."""
+
+import os
+
+import jax
+
+from fragflow._jax import has_started
+from fragflow.errors import ConfigError
+from fragflow.policies.policy import Deployment, Policy
+
+MOST_VIRTUAL = 8
+
+
+def needed_devices(policy: Policy, deployment: Deployment) -> int:
+    """Devices that replicas which may reduce among themselves need, each its own."""
+    counts = [
+        deployment.count(place.replicas)
+        for place in policy.places
+        if any(c.split(".")[0] not in ("environment", "actor") for c in _claims(place))
+    ]
+    return max(counts, default=1)
+
+
+def _claims(place: object) -> tuple[str, ...]:
+    return (*place.components, *place.optional)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def prepare_devices(policy: Policy, deployment: Deployment) -> None:
+    """Asks JAX for virtual CPU devices while it can still be asked; refuses what cannot be."""
+    needed = needed_devices(policy, deployment)
+    if needed == 1:
+        return
+    if not has_started():
+        if needed <= MOST_VIRTUAL:
+            # A collective needs a thread per device at once: with few cores it would deadlock.
+            os.environ.setdefault("NPROC", "16")
+            jax.config.update("jax_num_cpu_devices", needed)
+        if len(jax.devices()) < needed:
+            raise ConfigError(
+                f"policy {policy.name!r} needs {needed} devices, but there are "
+                f"{len(jax.devices()) if needed <= MOST_VIRTUAL else 'at most ' + str(MOST_VIRTUAL)}"
+                " here: use fewer --workers or --learners."
+            )
+    elif len(jax.devices()) < needed:
+        raise ConfigError(
+            f"policy {policy.name!r} needs {needed} devices, but JAX has already started with "
+            f"{len(jax.devices())}. Call ff.train before any other JAX function, or start Python "
+            f"with JAX_NUM_CPU_DEVICES={needed}."
+        )
+
+
+def accelerator() -> str:
+    """The platform that fragments for accelerators run on."""
+    return jax.default_backend()

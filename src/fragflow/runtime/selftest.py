@@ -1,0 +1,89 @@
+"""Whether replicas give the same bits as one big batch: tried, component by component."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow._jax import Eqn, Jaxpr, bind, component_of, contains_all_reduce, inner_jaxprs, is_key
+from fragflow.graph.pair import sized_dims
+
+
+def components_with_other_bits(
+    whole: Jaxpr, local: Jaxpr, sizes: tuple[int, int], is_replicated: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """Names of row-wise components whose results depend on the batch they are computed in."""
+    different = {
+        name
+        for name, a, b in _pairs(whole, local)
+        if is_replicated(name) and not _same_bits(a, b, sizes)
+    }
+    return tuple(sorted(different))
+
+
+def _pairs(a: Jaxpr, b: Jaxpr) -> Iterator[tuple[str, Eqn, Eqn]]:
+    for x, y in zip(a.eqns, b.eqns, strict=True):
+        name = component_of(x)
+        if name is not None:
+            yield name, x, y
+        else:
+            for inner_x, inner_y in zip(inner_jaxprs(x), inner_jaxprs(y), strict=True):
+                if any(component_of(e) or list(inner_jaxprs(e)) for e in inner_x.eqns):
+                    yield from _pairs(inner_x, inner_y)
+
+
+def _row_axes(a: Sequence[Any], b: Sequence[Any], sizes: tuple[int, int]) -> list[int | None] | None:
+    """Each variable's environment axis, or None if one has no plain one."""
+    axes: list[int | None] = []
+    for x, y in zip(a, b, strict=True):
+        sized = sized_dims(x.aval, y.aval)
+        if len(sized) > 1 or (sized and x.aval.shape[sized[0]] != sizes[0]):
+            return None
+        axes.append(sized[0] if sized else None)
+    return axes
+
+
+def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
+    ins, outs = _row_axes(a.invars, b.invars, sizes), _row_axes(a.outvars, b.outvars, sizes)
+    if ins is None or outs is None or None in outs or contains_all_reduce(a):
+        return True  # not row-wise: such a component sees all environments, or is reduced anyway
+    rng = np.random.default_rng(0)
+    args = [_random(v.aval, rng) for v in a.invars]
+    whole = _run(a, args)
+    for k in range(sizes[0] // sizes[1]):
+        local_args = [
+            arg
+            if axis is None
+            else np.take(arg, np.arange(k * sizes[1], (k + 1) * sizes[1]), axis)
+            for arg, axis in zip(args, ins, strict=True)
+        ]
+        for full, part, axis in zip(whole, _run(b, local_args), outs, strict=True):
+            assert axis is not None
+            rows = np.take(full, np.arange(k * sizes[1], (k + 1) * sizes[1]), axis)
+            if rows.tobytes() != part.tobytes():
+                return False
+    return True
+
+
+def _run(eqn: Eqn, args: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def call(*values: Any) -> list[Any]:
+        keyed = [
+            jax.random.wrap_key_data(x) if is_key(v.aval) else x
+            for x, v in zip(values, eqn.invars, strict=True)
+        ]
+        return [
+            jax.random.key_data(r) if is_key(r) else r for r in bind(eqn, keyed)
+        ]
+
+    return [np.asarray(r) for r in jax.jit(call)(*args)]
+
+
+def _random(aval: Any, rng: np.random.Generator) -> np.ndarray:
+    if is_key(aval):
+        return rng.integers(0, 2**32, (*aval.shape, 2), dtype=np.uint32)
+    if aval.dtype.kind == "f" or str(aval.dtype) == "bfloat16":
+        return rng.normal(size=aval.shape).astype(aval.dtype)
+    if aval.dtype == bool:
+        return rng.random(aval.shape) < 0.5
+    return rng.integers(0, 2, aval.shape).astype(aval.dtype)
