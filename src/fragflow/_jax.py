@@ -198,3 +198,27 @@ def plain_aval(aval: Any) -> jax.ShapeDtypeStruct:
 def has_started() -> bool:
     """Whether JAX has chosen its devices, so that their number can no longer be set."""
     return xla_bridge.backends_are_initialized()
+
+
+def result_name(eqn: Eqn, position: int) -> str:
+    """What the user's code calls a result: the component that makes it, and its field."""
+    name = component_of(eqn)
+    if name is not None:
+        paths = eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ()
+        path = str(paths[position]) if position < len(paths) else ""
+        field = ".".join(re.findall(r"[A-Za-z_]\w*", path.removeprefix("result")))
+        return f"{name}:{field}" if field else name
+    inner = next(inner_jaxprs(eqn), None)
+    if inner is None or position >= len(inner.outvars):
+        return eqn.primitive.name
+    variable = inner.outvars[position]
+    for maker in inner.eqns:
+        if variable in maker.outvars:
+            return result_name(maker, maker.outvars.index(variable))
+    # A carry handed out at the start of a step is what the step before it made.
+    consts = eqn.params.get("num_consts", 0)
+    if eqn.primitive.name == "scan" and variable in inner.invars:
+        carry = inner.invars.index(variable) - consts
+        if 0 <= carry < eqn.params["num_carry"] and carry != position:
+            return result_name(eqn, carry)
+    return eqn.primitive.name

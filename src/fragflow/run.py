@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -70,6 +70,8 @@ class Start:
     equality: str
     """how this run relates to one undivided program: 'bitwise', or 'rounding: ...'"""
     compile_seconds: float
+    state: Callable[[], Any]
+    """the state as it is now; to be asked between chunks"""
 
 
 class Observer(Protocol):
@@ -208,6 +210,12 @@ def run(
             stall_timeout_seconds=stall_timeout_seconds,
             progress=observer.phase,
         )
+
+    def state_now() -> Any:
+        if fdg is None:
+            return engine.final_state()
+        return _state_tree(trace, fdg, engine.state())
+
     start = Start(
         fdg=fdg,
         iterations=iterations,
@@ -215,15 +223,12 @@ def run(
         programs=engine.num_programs,
         equality=equality,
         compile_seconds=time.perf_counter() - began,
+        state=state_now,
     )
     observer.started(start)
     try:
         rows, seconds = _train(engine, iterations, steps, observer)
-        final = (
-            engine.final_state()
-            if fdg is None
-            else _state_tree(trace, fdg, engine.state())
-        )
+        final = state_now()
     finally:
         engine.close()
     return Outcome(

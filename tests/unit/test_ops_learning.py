@@ -21,6 +21,14 @@ def test_minibatches_visit_every_step_once_per_epoch_in_a_new_order() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
+@pytest.mark.parametrize(("num_envs", "blocks"), [(8, 1), (4096, 6), (10**6, 12)])
+def test_blocks_hold_every_row_in_order(num_envs: int, blocks: int) -> None:
+    rows = jnp.arange(12)
+    doubled = ops.map_blocks(lambda block: 2 * block, rows, num_envs)
+    assert doubled.shape[0] == blocks
+    np.testing.assert_array_equal(doubled.ravel(), 2 * np.arange(12))
+
+
 def test_standardise_gives_mean_zero_and_variance_one() -> None:
     x = ops.standardise(7.0 + 3.0 * jax.random.normal(jax.random.key(0), (50, 8)))
     assert float(x.mean()) == pytest.approx(0.0, abs=1e-5)

@@ -1,11 +1,18 @@
 """Advantage estimates against a plain loop, and against an independent implementation."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fragflow import ops
 
 GAMMA, LAMBDA = 0.97, 0.9
+
+
+def gae(data: dict[str, np.ndarray], gamma: float = GAMMA, gae_lambda: float = LAMBDA) -> jax.Array:
+    arrays = {name: jnp.asarray(array) for name, array in data.items()}
+    return ops.gae(**arrays, gamma=gamma, gae_lambda=gae_lambda)
 
 
 def rollout(steps: int, envs: int, ends: float, seed: int) -> dict[str, np.ndarray]:
@@ -39,7 +46,7 @@ def gae_by_loop(reward, value, next_value, terminated, done) -> np.ndarray:
 @pytest.mark.parametrize("ends", [0.0, 0.2, 1.0])
 def test_gae_equals_the_definition(ends: float) -> None:
     data = rollout(steps=23, envs=5, ends=ends, seed=1)
-    advantages = ops.gae(**data, gamma=GAMMA, gae_lambda=LAMBDA)
+    advantages = gae(data)
     np.testing.assert_allclose(advantages, gae_by_loop(**data), rtol=1e-5, atol=1e-5)
 
 
@@ -51,14 +58,14 @@ def test_gae_bootstraps_through_truncation_only() -> None:
         "terminated": np.array([[True, False]]),
         "done": np.array([[True, True]]),
     }
-    advantages = ops.gae(**data, gamma=0.5, gae_lambda=1.0)
+    advantages = gae(data, gamma=0.5, gae_lambda=1.0)
     np.testing.assert_allclose(advantages, [[1.0, 6.0]])
 
 
 def test_gae_with_one_environment_is_the_same_column() -> None:
     data = rollout(steps=11, envs=3, ends=0.3, seed=2)
-    together = ops.gae(**data, gamma=GAMMA, gae_lambda=LAMBDA)
-    alone = ops.gae(**{k: v[:, 1:2] for k, v in data.items()}, gamma=GAMMA, gae_lambda=LAMBDA)
+    together = gae(data)
+    alone = gae({name: array[:, 1:2] for name, array in data.items()})
     np.testing.assert_array_equal(together[:, 1:2], alone)
 
 
@@ -72,5 +79,5 @@ def test_gae_agrees_with_rlax_where_no_episode_is_truncated() -> None:
     expected = rlax.truncated_generalized_advantage_estimation(
         data["reward"][:, 0], GAMMA * ~data["done"][:, 0], LAMBDA, values[:, 0]
     )
-    advantages = ops.gae(**data, gamma=GAMMA, gae_lambda=LAMBDA)
+    advantages = gae(data)
     np.testing.assert_allclose(advantages[:, 0], expected, rtol=1e-5, atol=1e-5)

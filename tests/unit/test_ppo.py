@@ -11,6 +11,7 @@ from flax import nnx
 
 import fragflow.api as ff
 from fragflow import ops
+from fragflow._jax import Jaxpr, component_of, inner_jaxprs
 from fragflow.algorithms import algorithm_class
 from fragflow.algorithms.ppo import PPO, State
 from fragflow.environments import make_environment
@@ -51,11 +52,8 @@ def iterate(
     return state, *jax.jit(lambda state: jax.lax.scan(step, state, steps))(state)
 
 
-@pytest.mark.parametrize(("name", "num_envs"), [("CartPole-v1", 1), ("Pendulum-v1", 4)])
-def test_an_iteration_changes_parameters_and_reports_finite_metrics(
-    name: str, num_envs: int
-) -> None:
-    before, after, metrics = iterate(SMALL, name, num_envs, iterations=2)
+def test_an_iteration_changes_every_parameter() -> None:
+    before, after, metrics = iterate(SMALL, "Pendulum-v1", num_envs=4, iterations=2)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     assert set(metrics) == METRICS
     assert all(np.isfinite(value).all() for value in metrics.values())
@@ -64,10 +62,42 @@ def test_an_iteration_changes_parameters_and_reports_finite_metrics(
 
 
 def test_it_learns_to_balance_a_pole() -> None:
-    _, state, _ = iterate(PPO(), "CartPole-v1", num_envs=8, iterations=40)
+    _, state, metrics = iterate(PPO(), "CartPole-v1", num_envs=8, iterations=40)
+    assert all(np.isfinite(value).all() for value in metrics.values())
     episodes = state.env_state.finished
     # A random policy balances it for about 22 steps.
     assert float(episodes.length_sum.sum() / episodes.count.sum()) > 50.0
+
+
+def glue(jaxpr: Jaxpr) -> list[str]:
+    """Everything down to component boundaries, in order."""
+    lines = []
+    for eqn in jaxpr.eqns:
+        component = component_of(eqn)
+        lines.append(component or eqn.primitive.name)
+        if component is None:
+            lines += [line for inner in inner_jaxprs(eqn) for line in glue(inner)]
+    return lines
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_the_program_is_the_same_for_any_number_of_environments(name: str) -> None:
+    def program(num_envs: int) -> list[str]:
+        env = environments(name, num_envs)
+        state = jax.eval_shape(lambda key: SMALL.init(env, key), jax.random.key(0))
+        clock = ff.Clock(jax.random.key(1), jnp.int32(0), jnp.int32(0), jnp.float32(0.0))
+        return glue(jax.make_jaxpr(lambda s, c: SMALL.step(env, s, c))(state, clock).jaxpr)
+
+    lines = program(3)
+    assert {line for line in lines if "." in line} == {
+        "environment.step",
+        "learner.value",
+        "learner.advantages",
+        "learner.gradient",
+        "learner.update",
+        "learner.track",
+    }
+    assert program(1) == program(2) == lines
 
 
 def test_the_policy_acts_greedily_unless_it_explores() -> None:
@@ -128,8 +158,9 @@ class FlaxNetwork:
 
 def test_any_network_that_is_a_pytree_will_do() -> None:
     algorithm = PPO(rollout_length=4, minibatches=2, network=FlaxNetwork())
-    *_, metrics = iterate(algorithm, "CartPole-v1", num_envs=2, iterations=1)
-    assert all(np.isfinite(value).all() for value in metrics.values())
+    _, state, metrics = jax.eval_shape(lambda: iterate(algorithm, "CartPole-v1", 2, 1))
+    assert set(metrics) == METRICS
+    assert state.params["critic"]["kernel"].shape == (4, 1)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,13 @@ class PPO(ff.Algorithm):
     @ff.component("learner.value")
     def values(self, critic: Any, obs: jax.Array, next_obs: jax.Array) -> Values:
         """What the critic expects, before and after each step."""
-        return Values(self._network.value(critic, obs), self._network.value(critic, next_obs))
+
+        def of_block(block: tuple[jax.Array, jax.Array]) -> Values:
+            return Values(*(self._network.value(critic, observed) for observed in block))
+
+        time, num_envs = obs.shape[:2]
+        values = ops.map_blocks(of_block, (obs, next_obs), num_envs)
+        return jax.tree.map(lambda x: x.reshape(time, num_envs), values)
 
     @ff.component("learner.advantages")
     def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
@@ -233,11 +239,15 @@ class PPO(ff.Algorithm):
     def gradient(self, params: Any, batch: Batch, rows: jax.Array) -> tuple[Any, ff.Metrics]:
         """Gradients of the loss at the time steps `rows`, over the environments at hand."""
 
-        def samples(x: jax.Array) -> jax.Array:
-            # One batch axis: XLA differentiates matrix products of three axes twice as slowly.
-            return x.at[rows].get(mode="promise_in_bounds").reshape(-1, *x.shape[2:])
+        def of_block(block: jax.Array) -> tuple[Any, ff.Metrics]:
+            def samples(x: jax.Array) -> jax.Array:
+                # One batch axis: XLA differentiates matrix products of three axes twice as slowly.
+                return x.at[block].get(mode="promise_in_bounds").reshape(-1, *x.shape[2:])
 
-        return jax.grad(self._loss, has_aux=True)(params, jax.tree.map(samples, batch))
+            return jax.grad(self._loss, has_aux=True)(params, jax.tree.map(samples, batch))
+
+        per_block = ops.map_blocks(of_block, rows, num_envs=batch.action.shape[1])
+        return jax.tree.map(lambda x: jnp.mean(x, axis=0), per_block)
 
     def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
         distribution = self._network.policy(params["actor"], batch.obs)

@@ -55,14 +55,12 @@ def make(name: str, **arguments: Any) -> GymnaxEnvironment:
         if argument not in known:
             raise ConfigError(unknown(f"argument of {name}", argument, known))
     params = dataclasses.replace(params, **arguments)
-    return GymnaxEnvironment(
-        name=name,
-        arguments=tuple(sorted(arguments.items())),
-        observation=_space(name, "observations", environment.observation_space(params)),
-        action=_space(name, "actions", environment.action_space(params)),
-        _environment=environment,
-        _params=params,
-    )
+    # gymnax computes bounds with jnp; they must be numbers also where somebody is tracing.
+    with jax.ensure_compile_time_eval():
+        observation = _space(name, "observations", environment.observation_space(params))
+        action = _space(name, "actions", environment.action_space(params))
+    identity = tuple(sorted(arguments.items()))
+    return GymnaxEnvironment(name, identity, observation, action, environment, params)
 
 
 def names() -> tuple[str, ...]:

@@ -68,22 +68,21 @@ def split(
         home = homes[stack.element]
         keepers[stack.outside] = fragments[0] if home == FREE else home
         needs[keepers[stack.outside]].add(stack.element)
-    while True:
-        before = {name: len(values) for name, values in needs.items()}
-        for node in reversed(nodes):
-            for name in fragments:
-                _add_needs(node, name, needs, homes, owners, options)
-        if before == {name: len(values) for name, values in needs.items()}:
-            break
+
+    def close_needs() -> None:
+        size = -1
+        while size != (size := sum(map(len, needs.values()))):
+            for node in reversed(nodes):
+                for name in fragments:
+                    _add_needs(node, name, needs, homes, owners, options)
+
+    close_needs()
     for carry in program.loop.carries:
         if homes[carry.inside] == FREE:
             readers = [name for name in fragments if carry.inside in needs[name]]
             keepers[carry.final] = (readers or fragments)[0]
-            if not readers:
-                needs[fragments[0]] |= {carry.inside}
-    for node in reversed(nodes):
-        for name in fragments:
-            _add_needs(node, name, needs, homes, owners, options)
+            needs[keepers[carry.final]].add(carry.inside)
+    close_needs()
     return Split(
         owners=owners,
         homes=homes,

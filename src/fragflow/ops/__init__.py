@@ -6,6 +6,7 @@ from fragflow.ops.distributions import Normal as Normal
 from fragflow.ops.losses import clipped_surrogate as clipped_surrogate
 from fragflow.ops.losses import clipped_value_loss as clipped_value_loss
 from fragflow.ops.losses import value_loss as value_loss
+from fragflow.ops.minibatches import map_blocks as map_blocks
 from fragflow.ops.minibatches import time_minibatches as time_minibatches
 from fragflow.ops.networks import ActorCriticNetwork as ActorCriticNetwork
 from fragflow.ops.networks import MLPActorCritic as MLPActorCritic

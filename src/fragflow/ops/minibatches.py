@@ -1,7 +1,17 @@
-"""How a batch is split into minibatches."""
+"""How a batch is split: into minibatches to learn from, and into blocks to compute with."""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+Tree = TypeVar("Tree")
+Result = TypeVar("Result")
+
+BLOCK_SAMPLES = 8192
+"""What a layer of usual width makes of so many samples stays in a CPU's cache."""
 
 
 def time_minibatches(key: jax.Array, length: int, epochs: int, minibatches: int) -> jax.Array:
@@ -14,3 +24,18 @@ def time_minibatches(key: jax.Array, length: int, epochs: int, minibatches: int)
     steps = jnp.arange(length, dtype=jnp.int32)
     orders = jax.vmap(jax.random.permutation, (0, None))(keys, steps)
     return orders.reshape(epochs * minibatches, length // minibatches)
+
+
+def map_blocks(function: Callable[[Tree], Result], rows: Tree, num_envs: int) -> Result:
+    """`function` of one block of rows after the other, its results stacked.
+
+    A large batch takes half the time when it goes through a network in blocks that fit the cache.
+    A row is `num_envs` samples; how many rows make a block must not matter for the result.
+    """
+    length = jax.tree.leaves(rows)[0].shape[0]
+    size = max(n for n in range(1, length + 1) if length % n == 0 and _fits(n, num_envs))
+    return lax.map(function, jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows))
+
+
+def _fits(rows: int, num_envs: int) -> bool:
+    return rows == 1 or rows * num_envs <= BLOCK_SAMPLES

@@ -32,13 +32,13 @@ class Program:
 
 
 def compile_segment(
-    fragment: Fragment,
     segment: Segment,
     avals: Mapping[Value, Any],
     kinds: Mapping[Value, Kind],
     layout: Layout,
     setting: Setting,
     name: str,
+    compiler_options: dict[str, Any],
 ) -> Program:
     """Compiles nodes between two messages."""
 
@@ -47,7 +47,7 @@ def compile_segment(
         return env
 
     donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
-    call = _compile(body, segment.inputs, segment.outputs, avals, kinds, layout, donated)
+    call = _compile(body, segment.inputs, segment.outputs, avals, kinds, layout, donated, compiler_options)
     return Program(
         call=call, inputs=segment.inputs, outputs=segment.outputs, name=name, line=segment.line
     )
@@ -60,6 +60,7 @@ def compile_training(
     kinds: Mapping[Value, Kind],
     layout: Layout,
     setting: Setting,
+    compiler_options: dict[str, Any],
 ) -> Program:
     """Compiles a whole message-free training loop."""
     loop = fragment.loop
@@ -83,7 +84,7 @@ def compile_training(
         state, kept = training_chunk(loop, env, env[START], env[COUNT], buffers, setting)
         return {**dict(zip(finals, state, strict=True)), **dict(zip(metrics, kept, strict=True))}
 
-    call = _compile(body, inputs, (*finals, *metrics), known, local, layout, ())
+    call = _compile(body, inputs, (*finals, *metrics), known, local, layout, (), compiler_options)
     return Program(
         call=call, inputs=inputs, outputs=(*finals, *metrics), name=fragment.name, line=""
     )
@@ -102,10 +103,12 @@ def _compile(
     kinds: Mapping[Value, Kind],
     layout: Layout,
     donated: tuple[int, ...],
+    compiler_options: dict[str, Any],
 ) -> Callable[..., Sequence[jax.Array]]:
     function = plain_function(body, inputs, outputs, avals)
     in_kinds = [kind_of(v, kinds) for v in inputs]
     out_kinds = [kind_of(v, kinds) for v in outputs]
     wrapped = layout.wrap(function, in_kinds, out_kinds)
     args = [layout.aval(v, avals[v], k) for v, k in zip(inputs, in_kinds, strict=True)]
-    return jax.jit(wrapped, donate_argnums=donated).lower(*args).compile()
+    lowered = jax.jit(wrapped, donate_argnums=donated).lower(*args)
+    return lowered.compile(compiler_options=compiler_options or None)

@@ -60,6 +60,7 @@ class LocalRuntime:
         *,
         row_kinds: Mapping[Value, Kind] | None = None,
         stall_timeout_seconds: float = 120.0,
+        compiler_options: Mapping[str, Any] | None = None,
         progress: Progress = lambda phase, done, total: None,
     ):
         """`state` holds the first value of every state leaf, `row_kinds` asks for blocks."""
@@ -68,6 +69,7 @@ class LocalRuntime:
         self.num_programs = 0
         self._sources = sources
         self._row_kinds = row_kinds
+        self._compiler_options = dict(compiler_options or {})
         self._channels = Channels(stall_timeout_seconds)
         self._workers: list[Worker] = []
         layouts = {name: self._layouts(part) for name, part in self.plan.parts.items()}
@@ -169,14 +171,18 @@ class LocalRuntime:
             progress("compiling", self.num_programs, total)
             sources = list(self.fdg.program.sources.values())
             programs.append(
-                compile_training(fragment, sources, avals, kinds, layout, setting)
+                compile_training(
+                    fragment, sources, avals, kinds, layout, setting, self._compiler_options
+                )
             )
             self.num_programs += 1
         for index, segment in enumerate(part.segments):
             progress("compiling", self.num_programs, total)
             name = f"{fragment.name}/{index}"
             programs.append(
-                compile_segment(fragment, segment, avals, kinds, layout, setting, name)
+                compile_segment(
+                    segment, avals, kinds, layout, setting, name, self._compiler_options
+                )
             )
             self.num_programs += 1
         progress("compiling", self.num_programs, total)

@@ -1,0 +1,1 @@
+"""What people use: the command line, run directories, `ff.train` and `ff.load`."""

@@ -1,0 +1,199 @@
+"""Prints a graph: as text, as a Mermaid picture, or as JSON."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fragflow._jax import plain_aval, result_name
+from fragflow.errors import ConfigError, unknown
+from fragflow.graph.interfaces import crossings, parcel_bytes, transfer_bytes
+from fragflow.graph.ir import FDG, Fragment, Loop, Op, Parcel, Program, Transfer, Value, walk
+
+FORMATS = ("text", "mermaid", "json")
+
+
+def render(fdg: FDG, format: str = "text", title: str = "") -> str:
+    """The graph in one of the `FORMATS`."""
+    renderers = {"text": _text, "mermaid": _mermaid, "json": _json}
+    if format not in renderers:
+        raise ConfigError(unknown("format", format, FORMATS))
+    return renderers[format](fdg, title)
+
+
+def value_names(program: Program) -> Mapping[Value, str]:
+    """What to call each value: the state leaf it becomes, or the component it comes from."""
+    names: dict[Value, str] = dict(program.labels)
+    nodes = list(walk((program.loop,)))
+    for node in nodes:
+        if isinstance(node, Op):
+            for k, value in enumerate(node.outputs):
+                if value is not None:
+                    names.setdefault(value, result_name(node.eqn, k))
+    for node in nodes:
+        if isinstance(node, Loop):
+            for carry in node.carries:
+                if node is program.loop:
+                    names[carry.next] = program.labels[carry.inside]
+                else:
+                    names.setdefault(carry.final, names.get(carry.next, carry.next))
+            for slice_ in node.slices:
+                names.setdefault(slice_.inside, names.get(slice_.outside, slice_.outside))
+    # A loop's result is what its body makes; the training loop's names come first.
+    for node in nodes:
+        if isinstance(node, Loop) and node is not program.loop:
+            for carry in node.carries:
+                if carry.final in names and carry.next in names:
+                    names[carry.next] = names[carry.final]
+            for stack in node.stacks:
+                names.setdefault(stack.outside, names.get(stack.element, stack.element))
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Values of a message that look alike, shown together."""
+
+    names: tuple[str, ...]
+    type: str
+    collective: str
+    bytes: int
+
+
+def _lines(fdg: FDG, transfer: Transfer, names: Mapping[Value, str]) -> list[_Line]:
+    program = fdg.program
+    source = fdg.fragments[transfer.source].replicas
+    target = fdg.fragments[transfer.target].replicas
+    return [
+        _Line(
+            names=(names.get(parcel.value, parcel.value),),
+            type=_type(program, parcel),
+            collective=parcel.collective,
+            bytes=parcel_bytes(program, parcel, source, target),
+        )
+        for parcel in transfer.parcels
+    ]
+
+
+def _type(program: Program, parcel: Parcel) -> str:
+    aval = plain_aval(program.avals[program.num_envs][parcel.value])
+    dims = [str(d) for d in aval.shape]
+    if parcel.axis is not None:
+        dims[parcel.axis] = f"{dims[parcel.axis]} envs"
+    return f"{aval.dtype}[{', '.join(dims)}]"
+
+
+def _size(count: int) -> str:
+    for unit, factor in (("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def _heading(fdg: FDG, title: str) -> str:
+    return f"{title + ' · ' if title else ''}policy {fdg.policy} · {fdg.program.num_envs} environments"
+
+
+def _label(fragment: Fragment) -> str:
+    return f"{fragment.name} ×{fragment.replicas} @{fragment.device}"
+
+
+def _text(fdg: FDG, title: str) -> str:
+    names = value_names(fdg.program)
+    times = crossings(fdg)
+    out = [_heading(fdg, title)]
+    for fragment in fdg.fragments.values():
+        out += ["", f"fragment {_label(fragment)}"]
+        each = " each" if fragment.replicas > 1 else ""
+        out.append(f"  holds       {fragment.num_envs} environments{each}")
+        out.append(f"  components  {', '.join(fragment.components)}")
+        if fragment.group:
+            out.append("  group       replicas reduce among themselves, as one program over a mesh")
+        for heading, ours in (("entry", "target"), ("exit", "source")):
+            for transfer in fdg.transfers:
+                if getattr(transfer, ours) == fragment.name:
+                    other = transfer.source if ours == "target" else transfer.target
+                    word = "from" if ours == "target" else "to"
+                    out.append(f"  {heading:10}  {transfer.name}, {word} {other}")
+    for transfer in fdg.transfers:
+        source, target = fdg.fragments[transfer.source], fdg.fragments[transfer.target]
+        size = transfer_bytes(fdg, transfer)
+        crossing = times[transfer.name]
+        out += [
+            "",
+            f"message {transfer.name}: {source.name} ×{source.replicas} → {target.name} "
+            f"×{target.replicas}, {crossing} per iteration, {_size(size)} each, "
+            f"{_size(size * crossing)} per iteration",
+        ]
+        rows = _lines(fdg, transfer, names)
+        width = max(len(row.type) for row in rows)
+        out += [
+            f"  {row.collective:12} {row.type:{width}}  {_size(row.bytes):>9}  {', '.join(row.names)}"
+            for row in rows
+        ]
+    total = sum(transfer_bytes(fdg, t) * times[t.name] for t in fdg.transfers)
+    if fdg.transfers:
+        count = sum(times[t.name] for t in fdg.transfers)
+        out += ["", f"in all {count} crossings and {_size(total)} per iteration"]
+    else:
+        out += ["", "one program, no messages"]
+    return "\n".join(out) + "\n"
+
+
+def _mermaid(fdg: FDG, title: str) -> str:
+    times = crossings(fdg)
+    ids = {name: f"f{i}" for i, name in enumerate(fdg.fragments)}
+    out = ["---", f"title: {_heading(fdg, title)}", "---", "flowchart LR"]
+    for name, fragment in fdg.fragments.items():
+        components = "<br/>".join(fragment.components)
+        out.append(f'  {ids[name]}["<b>{_label(fragment)}</b><br/>{components}"]')
+    for transfer in fdg.transfers:
+        kinds = ", ".join(dict.fromkeys(p.collective for p in transfer.parcels))
+        crossing = times[transfer.name]
+        size = _size(transfer_bytes(fdg, transfer))
+        label = f"{kinds}<br/>{len(transfer.parcels)} values, {size}<br/>{crossing} per iteration"
+        out.append(f'  {ids[transfer.source]} -->|"{label}"| {ids[transfer.target]}')
+    return "\n".join(out) + "\n"
+
+
+def _json(fdg: FDG, title: str) -> str:
+    names = value_names(fdg.program)
+    times = crossings(fdg)
+    data: dict[str, Any] = {
+        "title": title,
+        "policy": fdg.policy,
+        "num_envs": fdg.program.num_envs,
+        "fragments": [
+            {
+                "name": f.name,
+                "components": list(f.components),
+                "replicas": f.replicas,
+                "device": f.device,
+                "num_envs": f.num_envs,
+                "group": f.group,
+                "entries": [t.name for t in fdg.transfers if t.target == f.name],
+                "exits": [t.name for t in fdg.transfers if t.source == f.name],
+            }
+            for f in fdg.fragments.values()
+        ],
+        "messages": [
+            {
+                "name": t.name,
+                "source": t.source,
+                "target": t.target,
+                "crossings_per_iteration": times[t.name],
+                "bytes": transfer_bytes(fdg, t),
+                "values": [
+                    {
+                        "name": row.names[0],
+                        "type": row.type,
+                        "collective": row.collective,
+                        "bytes": row.bytes,
+                    }
+                    for row in _lines(fdg, t, names)
+                ],
+            }
+            for t in fdg.transfers
+        ],
+    }
+    return json.dumps(data, indent=2) + "\n"

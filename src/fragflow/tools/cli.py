@@ -1,0 +1,242 @@
+"""The command line. Heavy modules are imported where they are needed: `--help` must be quick."""
+
+import io
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fragflow.errors import ConfigError, FragflowError, did_you_mean
+from fragflow.tools.commands import EVAL, HELP, SHOW, TRAIN
+from fragflow.tools.options import (
+    Group,
+    first_line,
+    hyperparameters,
+    parse,
+    value_of,
+    with_config_file,
+)
+
+DEBUG = "--debug"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    debug = DEBUG in words
+    try:
+        return _dispatch([word for word in words if word != DEBUG])
+    except FragflowError as error:
+        if debug:
+            raise
+        print(f"fragflow: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except SystemExit as stop:  # the help was printed
+        return stop.code if isinstance(stop.code, int) else 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+
+
+def _dispatch(words: list[str]) -> int:
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train,
+        "show": _show,
+        "eval": _eval,
+        "list": _list,
+    }
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0 if words else 2
+    if words[0] == "--version":
+        from fragflow.tools.rundir import version_of
+
+        print(f"fragflow {version_of('fragflow')}")
+        return 0
+    if words[0] not in commands:
+        raise ConfigError(
+            f"unknown command {words[0]!r}.{did_you_mean(words[0], commands)} "
+            "`fragflow --help` shows all commands."
+        )
+    return commands[words[0]](words[1:])
+
+
+def _train(words: list[str]) -> int:
+    algorithm, values, hyper = _algorithm_options(
+        "train",
+        "Train an agent. Keeps configuration, metrics, weights and a summary in a run directory.",
+        TRAIN,
+        words,
+    )
+    from fragflow.tools.names import find_policy, parse_arguments
+    from fragflow.tools.rundir import default_path
+    from fragflow.tools.signals import Interrupts
+    from fragflow.tools.train import train
+
+    run_dir = values["run_dir"] or default_path(
+        values["algorithm"], values["env"], find_policy(values["policy"]).name, values["seed"]
+    )
+    same = ("num_envs", "total_steps", "seed", "policy", "runtime", "workers", "learners")
+    more = ("deterministic", "optimise", "eval_every", "eval_episodes", "quiet")
+    with Interrupts(_notice) as interrupts:
+        result = train(
+            algorithm,
+            values["env"],
+            **{name: values[name] for name in (*same, *more)},
+            hyperparameters=hyper,
+            env_args=parse_arguments(values["env_arg"]),
+            run_dir=run_dir,
+            stop=lambda: interrupts.stopped,
+        )
+    return interrupts.exit_code if result.interrupted else 0
+
+
+def _notice() -> None:
+    print("\nfragflow: stopping and saving; once more to end at once", file=sys.stderr, flush=True)
+
+
+def _show(words: list[str]) -> int:
+    algorithm, values, hyper = _algorithm_options(
+        "show", "Print the fragments and messages that a policy makes of an algorithm.", SHOW, words
+    )
+    from fragflow.policies import Deployment
+    from fragflow.run import Experiment, graph
+    from fragflow.runtime.devices import accelerator
+    from fragflow.tools import names
+
+    policy = names.find_policy(values["policy"])
+    made = names.make_algorithm(algorithm, hyper)
+    experiment = Experiment(
+        algorithm=made,
+        environment=names.find_environment(values["env"], names.parse_arguments(values["env_arg"])),
+        num_envs=values["num_envs"] or int(getattr(made, "default_num_envs", 16)),
+        total_steps=1,
+    )
+    deployment = Deployment(
+        workers=values["workers"], learners=values["learners"], accelerator=accelerator()
+    )
+    optimise = dict.fromkeys(("hoist", "sink", "coalesce"), values["optimise"])
+    fdg = graph(experiment, policy, deployment, **optimise)
+    from fragflow.graph.show import render
+
+    print(render(fdg, values["format"]).rstrip("\n"))
+    return 0
+
+
+def _eval(words: list[str]) -> int:
+    run_dir, rest = _split_positional(words, EVAL)
+    values = parse(
+        "fragflow eval RUN", "Play episodes with the agent that a run trained.", EVAL, rest
+    )
+    if run_dir is None:
+        raise ConfigError("which run? `fragflow eval RUN`, where RUN is a run directory")
+    import numpy as np
+
+    from fragflow.tools import names
+    from fragflow.tools.cache import use_compilation_cache
+    from fragflow.tools.evaluate import Evaluator
+    from fragflow.tools.load import load
+
+    use_compilation_cache()
+    agent = load(
+        run_dir,
+        algorithm=names.find_algorithm(values["algorithm"]) if values["algorithm"] else None,
+        env=names.find_environment(values["env"]) if values["env"] else None,
+    )
+    play = Evaluator(
+        agent.algorithm,
+        agent.environment,
+        episodes=values["episodes"],
+        explore=values["explore"],
+    )
+    evaluation = play(agent.params, values["seed"])
+    returns = evaluation.returns
+    print(
+        f"return {evaluation.mean_return:.2f} ± {np.std(returns):.2f} (from {np.min(returns):.2f} "
+        f"to {np.max(returns):.2f}), length {np.mean(evaluation.lengths):.1f}, "
+        f"{len(returns)} episodes"
+    )
+    cut = int(np.sum(~evaluation.ended))
+    if cut:
+        print(f"{cut} episodes did not end by themselves and were cut off")
+    return 0
+
+
+def _list(words: list[str]) -> int:
+    parse("fragflow list", "Print what can be named on the command line.", (), words)
+    from fragflow.policies import POLICIES
+
+    print("policies:")
+    for policy in POLICIES.values():
+        print(f"  {policy.name:<22} {policy.summary}")
+    from fragflow.algorithms import ALGORITHMS, algorithm_class
+
+    print("\nalgorithms:", flush=True)
+    for name in ALGORITHMS:
+        print(f"  {name:<22} {first_line(algorithm_class(name))}")
+    from fragflow.environments import environment_names
+
+    print("\nenvironments:", flush=True)
+    by_library: dict[str, list[str]] = {}
+    for full in environment_names():
+        library, _, name = full.rpartition(":")
+        by_library.setdefault(library, []).append(name)
+    for library, names in by_library.items():
+        print(
+            textwrap.fill(
+                ", ".join(names),
+                width=100,
+                initial_indent=f"  {library + ':':<22} ",
+                subsequent_indent=" " * 25,
+                break_on_hyphens=False,
+            )
+        )
+    return 0
+
+
+def _algorithm_options(
+    command: str, summary: str, groups: Sequence[Group], words: list[str]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The algorithm, the values of the options, and its hyperparameters."""
+    name, rest = _split_positional(words, groups)
+    if name is None:
+        if "-h" in rest or "--help" in rest:
+            more = f" `fragflow {command} ALGO --help` adds the hyperparameters of an algorithm."
+            parse(f"fragflow {command} ALGO", summary + more, groups, ["--help"])
+        raise ConfigError(
+            f"which algorithm? `fragflow {command} ALGO --env ENV`; `fragflow list` shows them"
+        )
+    from fragflow.tools.names import find_algorithm
+
+    algorithm = find_algorithm(name)
+    hyper = hyperparameters(algorithm)
+    all_groups = [*groups, *([hyper] if hyper.options else [])]
+    config = value_of("--config", rest)
+    if config is not None and any(o.name == "config" for g in groups for o in g.options):
+        all_groups = with_config_file(all_groups, config)
+    values = parse(f"fragflow {command} {name}", summary, all_groups, rest)
+    chosen = {option.name: values.pop(option.name) for option in hyper.options}
+    return algorithm, {**values, "algorithm": name}, chosen
+
+
+def _split_positional(words: list[str], groups: Sequence[Group]) -> tuple[str | None, list[str]]:
+    """The first word that is neither an option nor an option's value; and the others."""
+    with_value = {o.flag for g in groups for o in g.options if o.kind is not bool}
+    skip = False
+    for index, word in enumerate(words):
+        if skip:
+            skip = False
+        elif word.startswith("-"):
+            skip = word in with_value
+        else:
+            return word, [*words[:index], *words[index + 1 :]]
+    return None, words
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""The commands' help texts and options."""
+
+from typing import Literal
+
+from fragflow.tools.options import Group, Option
+
+HELP = """\
+usage: fragflow COMMAND [OPTIONS]
+
+Write a training loop once; a distribution policy cuts it into fragments at deployment.
+
+commands:
+  train ALGO --env ENV   train an agent; keeps a run directory
+  show ALGO --env ENV    print the fragments a policy makes of an algorithm
+  eval RUN               play episodes with a trained agent
+  list                   print the algorithms, environments and policies there are
+
+options:
+  -h, --help             this text; `fragflow COMMAND --help` explains a command,
+                         `fragflow train ALGO --help` an algorithm's hyperparameters too
+  --version              print the version
+  --debug                print where an error came from
+
+Your own algorithms, environments and policies are named as module:attribute.
+
+example:
+  fragflow train ppo --env CartPole-v1 --policy single-learner-coarse --total-steps 524288
+"""
+
+EXPERIMENT = (
+    Option(
+        name="env",
+        kind=str,
+        metavar="ENV",
+        help="environment, or module:attribute of your own",
+        required=True,
+    ),
+    Option(
+        name="env_arg",
+        kind=tuple[str, ...],
+        metavar="K=V",
+        default=(),
+        help="setting of the environment",
+        shown_default="repeatable",
+    ),
+    Option(
+        name="num_envs",
+        kind=int,
+        metavar="N",
+        help="number of environments",
+        shown_default="default: the algorithm's",
+    ),
+)
+
+DEPLOYMENT = (
+    Option(
+        name="policy",
+        kind=str,
+        metavar="P",
+        help="distribution policy, or module:attribute of your own",
+        shown_default="default: gpu-only where the environment compiles",
+    ),
+    Option(name="workers", kind=int, metavar="N", default=1, help="workers of the policy"),
+    Option(name="learners", kind=int, metavar="N", default=1, help="learners of the policy"),
+    Option(
+        name="deterministic",
+        kind=bool,
+        default=False,
+        has_no_form=False,
+        help="the same bits however the work is spread, for some speed",
+    ),
+    Option(
+        name="optimise",
+        kind=bool,
+        default=True,
+        help="send less between fragments; changes no result",
+    ),
+)
+
+TRAIN = (
+    Group(
+        title="experiment",
+        summary="what to learn",
+        options=(
+            *EXPERIMENT,
+            Option(
+                name="total_steps",
+                kind=int,
+                metavar="N",
+                default=1_048_576,
+                help="environment steps, rounded up to whole iterations",
+            ),
+            Option(name="seed", kind=int, metavar="S", default=0, help="of all randomness"),
+        ),
+    ),
+    Group(
+        title="deployment",
+        summary="where to run it; what is learned does not change",
+        options=(
+            *DEPLOYMENT,
+            Option(
+                name="runtime",
+                kind=Literal["local", "eager"],
+                default="local",
+                help="local: threads and devices of this process; eager: uncompiled, for debugging",
+            ),
+        ),
+    ),
+    Group(
+        title="output",
+        summary="what to keep and to show",
+        options=(
+            Option(
+                name="run_dir",
+                kind=str,
+                metavar="DIR",
+                help="a new or empty directory for the run",
+                shown_default="default: runs/ALGO-ENV-POLICY-sSEED-TIME",
+            ),
+            Option(
+                name="eval_every",
+                kind=int,
+                metavar="N",
+                help="evaluate during training, about every N environment steps",
+                shown_default="default: at the end only",
+            ),
+            Option(
+                name="eval_episodes",
+                kind=int,
+                metavar="N",
+                default=100,
+                help="greedy episodes per evaluation; 0 for none",
+            ),
+            Option(
+                name="config",
+                kind=str,
+                metavar="FILE",
+                help="JSON object of options by name; the command line overrides it",
+                shown_default="optional",
+            ),
+            Option(
+                name="quiet", kind=bool, default=False, has_no_form=False, help="show no progress"
+            ),
+        ),
+    ),
+)
+
+SHOW = (
+    Group(title="experiment", summary="what to cut", options=EXPERIMENT),
+    Group(
+        title="deployment",
+        summary="how to cut it",
+        options=tuple(option for option in DEPLOYMENT if option.name != "deterministic"),
+    ),
+    Group(
+        title="output",
+        options=(
+            Option(
+                name="format",
+                kind=Literal["text", "mermaid", "json"],
+                default="text",
+                help="how to print it",
+            ),
+        ),
+    ),
+)
+
+EVAL = (
+    Group(
+        title="evaluation",
+        options=(
+            Option(name="episodes", kind=int, metavar="N", default=100, help="how many to play"),
+            Option(name="seed", kind=int, metavar="S", default=0, help="of the episodes"),
+            Option(
+                name="explore",
+                kind=bool,
+                default=False,
+                has_no_form=False,
+                help="act as during training, not greedily",
+            ),
+            Option(
+                name="algorithm",
+                kind=str,
+                metavar="MODULE:ATTRIBUTE",
+                help="the run's algorithm, if it is your own",
+                shown_default="optional",
+            ),
+            Option(
+                name="env",
+                kind=str,
+                metavar="MODULE:ATTRIBUTE",
+                help="the run's environment, if it is your own",
+                shown_default="optional",
+            ),
+        ),
+    ),
+)

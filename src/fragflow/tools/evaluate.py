@@ -1,0 +1,118 @@
+"""How good an agent is: the returns of whole episodes, acting without exploration."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fragflow.errors import ConfigError
+
+MOST_STEPS = 10_000
+"""Where episodes are cut off that do not end by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One entry per episode."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    ended: np.ndarray
+    """False where the episode was cut off"""
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns, dtype=np.float64))
+
+
+class _Episodes(NamedTuple):
+    """Every environment's first episode, as far as it has gone."""
+
+    step: jax.Array
+    state: Any
+    obs: Any
+    memory: Any
+    total: jax.Array
+    length: jax.Array
+    done: jax.Array
+
+
+class Evaluator:
+    """Plays `episodes` episodes at once; compiled once, for any parameters."""
+
+    def __init__(
+        self,
+        algorithm: Any,
+        environment: Any,
+        *,
+        episodes: int = 100,
+        max_steps: int = MOST_STEPS,
+        explore: bool = False,
+    ):
+        if episodes < 1:
+            raise ConfigError(f"episodes is {episodes}: expected at least 1")
+        self._algorithm = algorithm
+        self._environment = environment
+        self._episodes = episodes
+        self._max_steps = max_steps
+        self._explore = explore
+        self._play = jax.jit(self._play_all)
+
+    def __call__(self, params: Any, seed: int = 0) -> Evaluation:
+        returns, lengths, ended = self._play(params, jax.random.key(seed))
+        return Evaluation(
+            returns=np.asarray(returns), lengths=np.asarray(lengths), ended=np.asarray(ended)
+        )
+
+    def _play_all(self, params: Any, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        reset_key, play_key = jax.random.split(key)
+        state, obs = jax.vmap(self._environment.reset)(jax.random.split(reset_key, self._episodes))
+        zero = jnp.zeros(self._episodes)
+        start = _Episodes(
+            step=jnp.int32(0),
+            state=state,
+            obs=obs,
+            memory=None,
+            total=zero,
+            length=zero.astype(jnp.int32),
+            done=zero.astype(bool),
+        )
+
+        def advance(e: _Episodes) -> _Episodes:
+            return self._step(params, play_key, e)
+
+        # The first step shows what the agent remembers: a loop's carry keeps its structure.
+        end = lax.while_loop(
+            lambda e: ~jnp.all(e.done) & (e.step < self._max_steps),
+            advance,
+            _strong(advance(start)),
+        )
+        return end.total, end.length, end.done
+
+    def _step(self, params: Any, key: jax.Array, e: _Episodes) -> _Episodes:
+        act_keys, step_keys = jax.random.split(jax.random.fold_in(key, e.step), (2, self._episodes))
+
+        def act(obs: Any, memory: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+            return self._algorithm.policy(params, obs, memory, key, explore=self._explore)
+
+        action, memory = jax.vmap(act)(e.obs, e.memory, act_keys)
+        step = jax.vmap(self._environment.step)(e.state, action, step_keys)
+        return _strong(
+            _Episodes(
+                step=e.step + 1,
+                state=step.state,
+                obs=step.obs,
+                memory=memory,
+                total=e.total + jnp.where(e.done, 0.0, step.reward),
+                length=e.length + ~e.done,
+                done=e.done | step.terminated.astype(bool) | step.truncated.astype(bool),
+            )
+        )
+
+
+def _strong(tree: Any) -> Any:
+    """Arrays without weak types, which a loop's carry must not change."""
+    return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), tree)

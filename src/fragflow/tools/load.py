@@ -1,0 +1,102 @@
+"""`ff.load`: an agent from a run directory. Reads data only; never runs code that a file names."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import jax
+import numpy as np
+
+from fragflow.api import Algorithm, Environment
+from fragflow.errors import ConfigError
+from fragflow.graph.trace import init_function
+from fragflow.tools import names
+from fragflow.tools.rundir import read_config, read_weights
+from fragflow.tools.watch import params_of
+
+
+class Agent:
+    """A trained agent that acts in one environment."""
+
+    def __init__(self, algorithm: Algorithm, environment: Environment, params: Any, seed: int = 0):
+        self.algorithm = algorithm
+        self.environment = environment
+        self.params = params
+        self._key = jax.random.key(seed)
+        self._memory: Any = None
+        self._act = jax.jit(algorithm.policy, static_argnames="explore")
+
+    def act(self, obs: np.ndarray, explore: bool = False) -> np.ndarray:
+        """The action for one observation."""
+        space = self.environment.observation
+        array = np.asarray(obs)
+        if array.shape != space.shape:
+            raise ConfigError(
+                f"the observation has shape {list(array.shape)}: expected {list(space.shape)}, one "
+                f"observation of {self.environment.name}"
+            )
+        key, self._key = jax.random.split(self._key)
+        action, self._memory = self._act(
+            self.params, array.astype(space.dtype), self._memory, key, explore=explore
+        )
+        return np.asarray(action)
+
+    def reset(self) -> None:
+        """Forgets the episode so far; for agents that remember."""
+        self._memory = None
+
+
+def load(
+    run_dir: Path | str,
+    algorithm: Algorithm | type[Algorithm] | None = None,
+    env: Environment | None = None,
+) -> Agent:
+    """The agent that the run in `run_dir` trained.
+
+    Algorithms and environments that fragflow does not bring itself must be given.
+    """
+    config = read_config(run_dir)
+    try:
+        needs, stored = config["load_needs"], config["hyperparameters"]
+        name, env_name, env_args = config["algorithm"], config["env"], config["env_args"]
+        num_envs = int(config["num_envs"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{run_dir} has an incomplete config.json: {error!r}") from error
+    if env is None:
+        if "env" in needs or not names.is_builtin_environment(env_name):
+            raise ConfigError(_needs(run_dir, "environment", env_name, "env"))
+        env = names.find_environment(env_name, env_args)
+    if algorithm is None:
+        if "algorithm" in needs or ":" in name:
+            raise ConfigError(_needs(run_dir, "algorithm", name, "algorithm"))
+        algorithm = names.find_algorithm(name)
+    if isinstance(algorithm, type):
+        made = names.make_algorithm(algorithm, _hyperparameters(algorithm, stored))
+    else:
+        made = names.make_algorithm(algorithm)
+    init = init_function(made, env, num_envs)
+    run_key = jax.ShapeDtypeStruct((2,), np.uint32)
+    template = params_of(jax.eval_shape(init, run_key, np.arange(num_envs, dtype=np.int32)))
+    return Agent(made, env, read_weights(run_dir, template))
+
+
+def _hyperparameters(algorithm: type[Algorithm], stored: dict[str, Any]) -> dict[str, Any]:
+    """As the dataclass wants them: JSON has lists only, and no tuples."""
+    hints = get_type_hints(algorithm)
+    known = {field.name for field in fields(algorithm)}
+    return {
+        name: tuple(value) if _is_tuple(hints.get(name)) and isinstance(value, list) else value
+        for name, value in stored.items()
+        if name in known or value is not None
+    }
+
+
+def _is_tuple(hint: Any) -> bool:
+    return hint is tuple or get_origin(hint) is tuple
+
+
+def _needs(run_dir: Path | str, kind: str, name: str, argument: str) -> str:
+    return (
+        f"the run in {run_dir} used an {kind} of your own, {name!r}: give it, like "
+        f"ff.load(run, {argument}=...). Code that a file names is never imported."
+    )

@@ -1,0 +1,198 @@
+"""From names to things: built in, or the user's own as `module:attribute`."""
+
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fragflow.errors import ConfigError, FragflowError, PolicyError, did_you_mean, unknown
+from fragflow.policies import Policy, named_policy
+
+DEFAULT_POLICY = "gpu-only"
+WHY_DEFAULT_POLICY = "the default where the environment compiles with the algorithm"
+
+
+def find_algorithm(name: str) -> Any:
+    """The algorithm called `name`, a class; or what `module:attribute` is, class or instance."""
+    from fragflow.algorithms import algorithm_class
+    from fragflow.api import Algorithm
+
+    if ":" not in name:
+        return algorithm_class(name)
+    found = import_attribute("algorithm", name, ConfigError)
+    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+        return found
+    raise ConfigError(
+        f"algorithm {name!r} is of type {type(found).__name__}: expected a subclass of "
+        "fragflow.Algorithm or an instance of one"
+    )
+
+
+def make_algorithm(algorithm: Any, hyperparameters: Mapping[str, Any] | None = None) -> Any:
+    """An algorithm from its name, class or instance, with some hyperparameters replaced."""
+    from fragflow.api import Algorithm
+
+    found = find_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    is_class = isinstance(found, type) and issubclass(found, Algorithm)
+    if not is_class and not isinstance(found, Algorithm):
+        raise ConfigError(
+            f"algorithm is of type {type(found).__name__}: expected a name, a subclass of "
+            "fragflow.Algorithm or an instance of one"
+        )
+    known = [field.name for field in dataclasses.fields(found) if field.init]
+    for name in hyperparameters or {}:
+        if name not in known:
+            cls = found if is_class else type(found)
+            raise ConfigError(unknown(f"hyperparameter of {cls.__name__}", name, known))
+    if not is_class:
+        return dataclasses.replace(found, **(hyperparameters or {}))
+    try:
+        return found(**(hyperparameters or {}))
+    except TypeError as error:
+        raise ConfigError(f"cannot make {found.__name__}: {error}") from error
+
+
+def builtin_algorithm_name(algorithm: Any) -> str | None:
+    """The name a built-in algorithm is known by; None for anybody else's."""
+    from fragflow.algorithms import ALGORITHMS
+
+    cls = type(algorithm)
+    home = f"{cls.__module__}:{cls.__qualname__}"
+    return next((name for name, where in ALGORITHMS.items() if where == home), None)
+
+
+def is_builtin_environment(name: str) -> bool:
+    """Whether `name` is for the built-in adapters to understand, not a `module:attribute`."""
+    from fragflow.environments import ADAPTERS
+
+    library, colon, _ = name.rpartition(":")
+    return not colon or library in ADAPTERS
+
+
+def find_environment(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    """The environment called `name`, or what `module:attribute` is or makes."""
+    from fragflow.api import Environment
+    from fragflow.environments import ADAPTERS, environment_names, make_environment
+
+    if is_builtin_environment(name):
+        try:
+            return make_environment(name, **(arguments or {}))
+        except ConfigError as error:
+            library, _, rest = name.rpartition(":")
+            names = [full.rpartition(":")[2] for full in environment_names()]
+            if rest in names or library:
+                raise
+            raise ConfigError(
+                f"unknown environment {name!r}.{_nearest(name, names)} "
+                "`fragflow list` shows the known ones."
+            ) from error
+    module = name.partition(":")[0]
+    try:
+        found = import_attribute("environment", name, ConfigError)
+    except ConfigError as error:
+        hint = did_you_mean(module, ADAPTERS)
+        raise ConfigError(f"{error}.{hint}" if hint else str(error)) from error
+    if isinstance(found, type) or not isinstance(found, Environment):
+        if not callable(found):
+            raise _not_an_environment(name, found)
+        try:
+            found = found(**(arguments or {}))
+        except TypeError as error:
+            raise ConfigError(f"cannot make environment {name!r}: {error}") from error
+    elif arguments:
+        raise ConfigError(f"environment {name!r} is an object already: it takes no arguments")
+    return check_environment(name, found)
+
+
+def check_environment(name: str, environment: Any) -> Any:
+    """`environment` itself if it has all that an environment needs."""
+    from fragflow.api import Environment
+
+    if isinstance(environment, type) or not isinstance(environment, Environment):
+        raise _not_an_environment(name, environment)
+    return environment
+
+
+def find_policy(policy: Any) -> Policy:
+    """A policy from its name, from `module:attribute`, or as it is; the default for None."""
+    if policy is None:
+        return named_policy(DEFAULT_POLICY)
+    found = policy
+    if isinstance(policy, str):
+        if ":" not in policy:
+            return named_policy(policy)
+        found = import_attribute("policy", policy, PolicyError)
+    if not isinstance(found, Policy):
+        raise PolicyError(
+            f"policy {policy if isinstance(policy, str) else ''!r} is of type {type(found).__name__}: "
+            "expected a fragflow.Policy"
+        )
+    return found
+
+
+def import_attribute(kind: str, name: str, error: type[FragflowError]) -> Any:
+    """What `module:attribute` names; modules of the current directory are found too."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not all(part.isidentifier() for part in module_name.split(".")):
+        raise error(f"{kind} {name!r}: expected a name, or module:attribute for one of your own")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
+            raise error(f"{kind} {name!r}: importing {module_name} failed: {missing}") from missing
+        raise error(f"{kind} {name!r}: there is no module {missing.name!r} here") from missing
+    except Exception as failure:
+        raise error(
+            f"{kind} {name!r}: importing {module_name} failed: {type(failure).__name__}: {failure}"
+        ) from failure
+    for part in attribute.split("."):
+        if part not in dir(found):
+            public = [word for word in dir(found) if not word.startswith("_")]
+            raise error(
+                f"{kind} {name!r}: {module_name} has no attribute {part!r}."
+                f"{did_you_mean(part, public)}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+    """`K=V` pairs; a value is read as JSON where it is that, else as text."""
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"--env-arg {pair!r}: expected NAME=VALUE")
+        try:
+            arguments[key] = json.loads(value)
+        except ValueError:
+            arguments[key] = value
+    return arguments
+
+
+def _not_an_environment(name: str, found: Any) -> ConfigError:
+    needs = ("name", "observation", "action", "reset", "step")
+    missing = [word for word in needs if word not in dir(found)]
+    return ConfigError(
+        f"environment {name!r} is of type {type(found).__name__}"
+        + (f" without {', '.join(missing)}" if missing else "")
+        + ": expected an object with name, observation, action, reset and step"
+    )
+
+
+def _nearest(word: str, names: Sequence[str]) -> str:
+    """Did-you-mean that does not mind case, nor a missing version at the end."""
+    by_lower = {name.lower(): name for name in names}
+    for name in by_lower:
+        if name.rpartition("-")[0] == word.lower():
+            return f" Did you mean {by_lower[name]!r}?"
+    hint = did_you_mean(word.lower(), by_lower)
+    for lower, name in by_lower.items():
+        hint = hint.replace(repr(lower), repr(name))
+    return hint

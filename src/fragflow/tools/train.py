@@ -1,0 +1,288 @@
+"""`ff.train`: trains an agent, shows it, keeps it in a run directory."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from fragflow.api import Algorithm, Environment
+from fragflow.errors import ConfigError, unknown
+from fragflow.graph.split import Options
+from fragflow.policies import Deployment, Policy
+from fragflow.run import Experiment, Outcome, RuntimeName, run
+from fragflow.runtime.devices import prepare_devices
+from fragflow.tools import names
+from fragflow.tools.cache import use_compilation_cache
+from fragflow.tools.evaluate import Evaluator
+from fragflow.tools.progress import Display, Quiet, display_for
+from fragflow.tools.rundir import RunDirectory, sha256_of, versions
+from fragflow.tools.watch import Watcher, params_of
+
+DEFAULT_NUM_ENVS = 16
+DEFAULT_TOTAL_STEPS = 1_048_576
+EVAL_EPISODES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run gives: the facts of its summary, the final state and the metrics."""
+
+    algorithm: str
+    env: str
+    policy: str
+    runtime: str
+    workers: int
+    learners: int
+    seed: int
+    env_steps: int
+    iterations: int
+    compile_seconds: float
+    train_seconds: float
+    """evaluations are not counted"""
+    steps_per_second: float
+    mean_return: float | None
+    """of the episodes that ended in the last iterations, at least 100; None if none ended"""
+    eval_return: float | None
+    """mean over greedy episodes; None if there were none"""
+    episodes: int
+    params_sha256: str
+    """over the bytes of the parameters in pytree order"""
+    programs: int
+    messages: int
+    bytes_moved: int
+    bound: str | None
+    """the resource that limits the speed; None if it is not known"""
+    equality: str
+    """how this run relates to one undivided program"""
+    load: float
+    """average number of busy processes in the last minute"""
+    interrupted: bool
+    versions: Mapping[str, str]
+    state: Any = field(repr=False)
+    metrics: Sequence[Mapping[str, Any]] = field(repr=False)
+    """one row per iteration"""
+    run_dir: Path | None
+
+    @property
+    def params(self) -> Any:
+        return params_of(self.state)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in ("state", "metrics", "run_dir")
+        }
+
+
+def train(
+    algorithm: Algorithm | type[Algorithm] | str,
+    env: Environment | str,
+    *,
+    num_envs: int | None = None,
+    total_steps: int = DEFAULT_TOTAL_STEPS,
+    seed: int = 0,
+    policy: Policy | str | None = None,
+    runtime: str = "local",
+    workers: int = 1,
+    learners: int = 1,
+    deterministic: bool = False,
+    optimise: bool = True,
+    hyperparameters: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, Any] | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int = EVAL_EPISODES,
+    run_dir: Path | str | None = None,
+    quiet: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Trains an agent and returns what came out.
+
+    `algorithm`, `env` and `policy` are objects or names; `hyperparameters` replace those of the
+    algorithm, `env_args` configure an environment given by name. `total_steps` is rounded up to
+    whole iterations. With `run_dir`, configuration, metrics, weights and a summary are kept there,
+    and `ff.load` finds them. `stop` is asked between iterations; True ends the run in good order.
+    """
+    for name, value, least in (
+        ("workers", workers, 1),
+        ("learners", learners, 1),
+        ("num-envs", num_envs, 1),
+        ("total-steps", total_steps, 1),
+        ("eval-every", eval_every, 1),
+        ("eval-episodes", eval_episodes, 0),
+        ("seed", seed, 0),
+    ):
+        _require_whole(name, value, least)
+    if runtime not in get_args(RuntimeName):
+        raise ConfigError(unknown("runtime", runtime, get_args(RuntimeName)))
+    chosen_policy = names.find_policy(policy)
+    deployment = Deployment(workers=workers, learners=learners)
+    directory = None if run_dir is None else RunDirectory.create(run_dir)
+    display: Display = Quiet() if quiet else display_for()
+    try:
+        if runtime == "local":
+            # Before the environment is made: that may start JAX, which then keeps its devices.
+            prepare_devices(chosen_policy, deployment)
+        problem = use_compilation_cache()
+        if problem:
+            display.note(problem)
+        made = names.make_algorithm(algorithm, hyperparameters)
+        if num_envs is None:
+            num_envs = int(getattr(made, "default_num_envs", DEFAULT_NUM_ENVS))
+        experiment = Experiment(
+            algorithm=made,
+            environment=_environment(env, env_args),
+            num_envs=num_envs,
+            total_steps=total_steps,
+            seed=seed,
+        )
+        asked = {
+            **_identity(made, env, env_args, experiment.environment),
+            "num_envs": num_envs,
+            "total_steps": total_steps,
+            "policy": chosen_policy.name,
+            "runtime": runtime,
+            "workers": workers,
+            "learners": learners,
+            "seed": seed,
+            "deterministic": deterministic,
+            "optimise": optimise,
+            "eval_every": eval_every,
+            "eval_episodes": eval_episodes,
+        }
+        display.note(
+            f"{asked['algorithm']} on {asked['env']} with {num_envs} environments, "
+            f"policy {chosen_policy.name}"
+            + (f" ({names.WHY_DEFAULT_POLICY})" if policy is None else "")
+            + f", workers {workers}, learners {learners}, runtime {runtime}, seed {seed}"
+        )
+        evaluator = (
+            Evaluator(made, experiment.environment, episodes=eval_episodes)
+            if eval_episodes
+            else None
+        )
+        watcher = Watcher(asked, display, directory, evaluator, stop)
+        outcome = run(
+            experiment,
+            chosen_policy,
+            workers=workers,
+            learners=learners,
+            runtime=runtime,  # pyright: ignore[reportArgumentType]
+            deterministic=deterministic,
+            options=None if optimise else Options(hoist=False, sink=False, coalesce=False),
+            observer=watcher,
+        )
+        result = _result(asked, outcome, watcher, directory)
+        if directory is not None:
+            directory.write_weights(result.params)
+            directory.write_summary(result.summary)
+        _show_result(result, display)
+        return result
+    finally:
+        display.close()
+        if directory is not None:
+            directory.discard_if_empty()
+
+
+def _result(
+    asked: Mapping[str, Any],
+    outcome: Outcome,
+    watcher: Watcher,
+    directory: RunDirectory | None,
+) -> Result:
+    train_seconds = outcome.train_seconds - watcher.eval_seconds
+    return Result(
+        **{
+            name: asked[name]
+            for name in ("algorithm", "env", "policy", "runtime", "workers", "learners", "seed")
+        },
+        env_steps=outcome.env_steps,
+        iterations=len(outcome.rows),
+        compile_seconds=outcome.compile_seconds,
+        train_seconds=train_seconds,
+        steps_per_second=outcome.env_steps / train_seconds if train_seconds > 0 else 0.0,
+        mean_return=outcome.mean_return,
+        eval_return=watcher.evaluate_at_end(outcome.state),
+        episodes=outcome.episodes,
+        params_sha256=sha256_of(params_of(outcome.state)),
+        programs=outcome.start.programs,
+        messages=outcome.messages,
+        bytes_moved=outcome.bytes_moved,
+        # Without messages there is nothing to wait for; with them, only a profile could tell.
+        bound="compute" if outcome.messages == 0 else None,
+        equality=outcome.start.equality,
+        load=os.getloadavg()[0],
+        interrupted=watcher.interrupted,
+        versions=versions(),
+        state=outcome.state,
+        metrics=watcher.metrics,
+        run_dir=None if directory is None else directory.path,
+    )
+
+
+def _show_result(result: Result, display: Display) -> None:
+    display.note(
+        f"{'stopped early' if result.interrupted else 'done'}: {result.env_steps:,} steps in "
+        f"{result.train_seconds:.1f} s ({result.steps_per_second:,.0f} steps/s), "
+        f"{result.messages:,} messages, {result.bytes_moved:,} bytes moved"
+    )
+    returns = []
+    if result.mean_return is not None:
+        returns.append(f"return {result.mean_return:.2f} (last episodes of {result.episodes:,})")
+    if result.eval_return is not None:
+        returns.append(f"eval return {result.eval_return:.2f} (greedy)")
+    if returns:
+        display.note(", ".join(returns))
+    if result.run_dir is not None:
+        display.note(f"saved in {result.run_dir}")
+
+
+def _require_whole(name: str, value: Any, least: int) -> None:
+    most = 2**32 - 1 if name == "seed" else 2**31 - 1
+    if value is None and name in ("num-envs", "eval-every"):
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{name} is {value!r}: expected a whole number from {least} to {most}")
+
+
+def _environment(env: Environment | str, arguments: Mapping[str, Any] | None) -> Any:
+    if isinstance(env, str):
+        return names.find_environment(env, arguments)
+    if arguments:
+        raise ConfigError("env_args need an environment given by name: this one is an object")
+    return names.check_environment(type(env).__name__, env)
+
+
+def _identity(
+    algorithm: Algorithm,
+    env: Environment | str,
+    arguments: Mapping[str, Any] | None,
+    environment: Environment,
+) -> dict[str, Any]:
+    """How the run is called, and how it can be made again."""
+    builtin = names.builtin_algorithm_name(algorithm)
+    fields = [f.name for f in dataclasses.fields(algorithm) if f.init]
+    values = {name: getattr(algorithm, name) for name in fields}
+    foreign = sorted(name for name, value in values.items() if not _is_plain(value))
+    own_env = not (isinstance(env, str) and names.is_builtin_environment(env))
+    needs = ["algorithm"] if builtin is None or foreign else []
+    return {
+        "algorithm": builtin or type(algorithm).__name__,
+        "hyperparameters": {
+            name: repr(value) if name in foreign else value for name, value in values.items()
+        },
+        "env": environment.name if own_env else env,
+        "env_args": dict(arguments or {}),
+        "load_needs": [*needs, *(["env"] if own_env else [])],
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold `value` so that it comes back the same."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,193 @@
+"""The command line from outside: quick help, signals, displays, public names."""
+
+import ast
+import inspect
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fragflow
+from fragflow.tools.cli import main
+from fragflow.tools.progress import Live, Plain, Update, display_for, duration
+from fragflow.tools.signals import Interrupts
+from tests.cli.conftest import TINY
+
+SOURCE = str(Path(fragflow.__file__).parents[1])
+
+
+def start_python(*words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    pytest.fail(f"{text!r} never came: {process.communicate()[1]}")
+
+
+def test_help_does_not_wait_for_jax() -> None:
+    code = (
+        "import sys; from fragflow.tools.cli import main\n"
+        "assert main(['--help']) == main(['train', '--help']) == main(['eval', '--help']) == 0\n"
+        "assert 'jax' not in sys.modules and 'gymnax' not in sys.modules"
+    )
+    process = start_python("-c", code)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "train ALGO --env ENV" in output
+    assert "--total-steps N" in output
+
+
+def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
+    words = [*TINY, "--total-steps", "2e9", "--run-dir", "run"]
+    process = start_python("-m", "fragflow.tools.cli", *words)
+    wait_for_line(process, "training")
+    wait_for_line(process, "steps/s")
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "stopped early" in output
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert summary["iterations"] == len((tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    assert (tmp_path / "run/weights.safetensors").exists()
+
+
+def test_sigterm_has_its_own_exit_code() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts() as interrupts:
+        assert not interrupts.stopped
+        assert interrupts.exit_code == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not interrupts.stopped and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert interrupts.exit_code == 75
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_second_signal_ends_at_once() -> None:
+    code = (
+        "import time; from fragflow.tools.signals import Interrupts\n"
+        "with Interrupts(lambda: print('first', flush=True)):\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)"
+    )
+    process = start_python("-c", code)
+    wait_for_line(process, "ready")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "first")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+
+
+def test_list_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    output = capsys.readouterr().out
+    for word in ("ppo", "PPO with clipping", "CartPole-v1", "single-learner-coarse", "gpu-only"):
+        assert word in output
+
+
+def test_version_and_empty_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("fragflow ")
+    assert main([]) == 2
+    assert "usage: fragflow COMMAND" in capsys.readouterr().out
+
+
+def test_hyperparameters_are_options_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "--help"]) == 0
+    text = capsys.readouterr().out
+    for part in ("--learning-rate FLOAT", "--anneal, --no-anneal", "--hidden INT,...", "64,64"):
+        assert part in text
+    assert "step size of Adam" in text
+    assert "--network" not in text
+
+
+def update_at(env_steps: int) -> Update:
+    return Update(
+        env_steps=env_steps,
+        total_steps=1000,
+        steps_per_second=100.0,
+        mean_return=12.34,
+        eval_return=None,
+        losses=(("loss", 0.5),),
+    )
+
+
+def test_plain_lines_are_few() -> None:
+    stream = io.StringIO()
+    plain = Plain(stream)
+    for done in (0, 0, 1):
+        plain.phase("compiling", done, 2)
+    for env_steps in range(10, 1001, 10):
+        plain.update(update_at(env_steps))
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["compiling 1 of 2", "compiling 2 of 2"]
+    assert lines[-1] == "100 %  1,000 steps, 100 steps/s, return 12.3, loss 0.5"
+    assert len(lines) <= 5, "all of this took no time, so there is not much to say"
+
+
+def test_live_display_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(display_for(io.StringIO()), Plain)
+    stream = Terminal()
+    live = display_for(stream)
+    assert isinstance(live, Live)
+    live.phase("compiling", 0, 3)
+    live.note("fragments: [loop] x1")
+    live.update(update_at(500))
+    live.phase("evaluating", 0, 1)
+    live.close()
+    assert "fragments: [loop] x1" in stream.getvalue()
+    monkeypatch.setenv("CI", "true")
+    assert isinstance(display_for(stream), Plain)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_public_names_are_those_that_type_checkers_see() -> None:
+    tree = ast.parse(inspect.getsource(fragflow))
+    typed = {
+        alias.asname
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert typed <= set(dir(fragflow))
+    for name in typed:
+        assert getattr(fragflow, str(name)) is not None
+    lazy = {name for names in fragflow._HOMES.values() for name in names}
+    assert typed == {*lazy, "ops"}
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        fragflow.trian  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,128 @@
+"""The heart of the compiler: fragments give what plain jit gives, whatever the program and the cut."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler.random_programs import (
+    FLOATS,
+    INTEGERS,
+    Arithmetic,
+    NoEnvironment,
+    RandomLoop,
+    Step,
+    placements,
+    steps,
+)
+from fragflow.graph.cut import cut, traced
+from fragflow.graph.split import Options
+from fragflow.graph.trace import SOURCES, init_function, iteration_function
+from fragflow.policies import Deployment, Policy
+from fragflow.runtime.local import LocalRuntime
+from fragflow.runtime.null import record
+
+QUICK_COMPILE = {"xla_backend_optimization_level": 0}
+"""programs run once here, so time spent on optimising them is lost"""
+NUM_ENVS = 4
+ITERATIONS = 2
+
+
+def sources() -> dict[str, np.ndarray]:
+    return {
+        "env_ids": np.arange(NUM_ENVS, dtype=np.int32),
+        "run_key": np.asarray(jax.random.key_data(jax.random.key(5))),
+        "steps_per_iteration": np.asarray(1, np.int32),
+        "total_iterations": np.asarray(ITERATIONS, np.int32),
+    }
+
+
+@functools.cache
+def first_state(arithmetic: Arithmetic) -> Any:
+    """The first state is the same for every program."""
+    given_ = sources()
+    init = init_function(RandomLoop(arithmetic=arithmetic), NoEnvironment(), NUM_ENVS)
+    return jax.jit(init)(given_["run_key"], given_["env_ids"])
+
+
+def undivided(algorithm: RandomLoop) -> tuple[list[np.ndarray], np.ndarray]:
+    """The training loop under plain `jax.jit`."""
+    given_ = sources()
+    args = [given_[name] for name in SOURCES]
+    state = first_state(algorithm.arithmetic)
+    iteration = iteration_function(algorithm, NoEnvironment(), NUM_ENVS)
+
+    def train(state, args):
+        return jax.lax.scan(
+            lambda s, i: iteration(s, i, *args), state, jnp.arange(ITERATIONS, dtype=jnp.int32)
+        )
+
+    final, (metrics, _) = jax.jit(train, compiler_options=QUICK_COMPILE)(state, args)
+    return [np.asarray(x) for x in jax.tree.leaves(final)], np.asarray(metrics["last"])
+
+
+def divided(
+    algorithm: RandomLoop, policy: Policy, options: Options
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """The same loop, cut by a policy and run by the local runtime."""
+    fdg = cut(traced(algorithm, NoEnvironment(), NUM_ENVS), policy, Deployment(), options)
+    given_ = sources()
+    leaves = jax.tree.leaves(first_state(algorithm.arithmetic))
+    state = dict(zip((c.inside for c in fdg.program.loop.carries), leaves, strict=True))
+    runtime = LocalRuntime(
+        fdg, state, given_, stall_timeout_seconds=60, compiler_options=QUICK_COMPILE
+    )
+    try:
+        for seed in (None, 1, 2):
+            record(fdg, runtime.plan, seed)
+        rows = runtime.run(0, ITERATIONS)
+        final = runtime.state()
+    finally:
+        runtime.close()
+    return (
+        [final[c.inside] for c in fdg.program.loop.carries],
+        np.stack([row["0.last"] for row in rows]),
+    )
+
+
+def compare(
+    program: tuple[Step, ...], policy: Policy, options: Options, arithmetic: Arithmetic
+) -> None:
+    # Every component occurs, so that the policy has something to place.
+    program = (*program, Step("component", (0, 1, 0)))
+    algorithm = RandomLoop(program=program, arithmetic=arithmetic)
+    expected, expected_metric = undivided(algorithm)
+    found, metric = divided(algorithm, policy, options)
+    for a, b in zip([*expected, expected_metric], [*found, metric], strict=True):
+        assert a.dtype == b.dtype
+        if arithmetic is INTEGERS:
+            np.testing.assert_array_equal(a, b)
+        else:
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+OPTIONS = st.builds(Options, hoist=st.booleans(), sink=st.booleans(), coalesce=st.booleans())
+
+
+@given(steps(2), placements(), OPTIONS)
+@settings(max_examples=150)
+def test_integer_programs_are_exact(program, policy, options):
+    compare(program, policy, options, INTEGERS)
+
+
+@given(steps(1), placements(), OPTIONS)
+@settings(max_examples=50)
+def test_float_programs_agree_to_rounding(program, policy, options):
+    compare(program, policy, options, FLOATS)
+
+
+@pytest.mark.slow
+@given(steps(2), placements(), OPTIONS)
+@settings(max_examples=3000)
+def test_integer_programs_are_exact_thousands(program, policy, options):
+    compare(program, policy, options, INTEGERS)
