@@ -1,5 +1,6 @@
 """The only file that touches JAX's private parts, or differs between its versions."""
 
+import itertools
 import re
 from pathlib import Path
 from collections.abc import Callable, Iterator, Sequence
@@ -206,7 +207,8 @@ def result_name(eqn: Eqn, position: int) -> str:
     if name is not None:
         paths = eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ()
         path = str(paths[position]) if position < len(paths) else ""
-        field = ".".join(re.findall(r"[A-Za-z_]\w*", path.removeprefix("result")))
+        words = re.findall(r"\w+", path.removeprefix("result"))
+        field = ".".join(itertools.dropwhile(str.isdigit, words))
         return f"{name}:{field}" if field else name
     inner = next(inner_jaxprs(eqn), None)
     if inner is None or position >= len(inner.outvars):

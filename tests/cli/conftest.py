@@ -3,21 +3,14 @@
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from cli.tiny import TINY, Finished
 from fragflow.tools.cli import main
-
-TINY = (
-    *("train", "ppo", "--env", "CartPole-v1", "--num-envs", "4", "--total-steps", "64"),
-    *("--rollout-length", "8", "--hidden", "8", "--epochs", "1", "--minibatches", "2"),
-    *("--eval-episodes", "4"),
-)
-"""two iterations of 32 steps"""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -34,12 +27,6 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Default run directories are relative to the current one."""
     monkeypatch.chdir(tmp_path)
-
-
-@dataclass(frozen=True)
-class Finished:
-    path: Path
-    output: str
 
 
 @pytest.fixture(scope="session")

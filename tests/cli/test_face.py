@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 import fragflow
+from cli.tiny import TINY
 from fragflow.tools.cli import main
 from fragflow.tools.progress import Live, Plain, Update, display_for, duration
 from fragflow.tools.signals import Interrupts
-from tests.cli.conftest import TINY
 
 SOURCE = str(Path(fragflow.__file__).parents[1])
 
 
 def start_python(*words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": SOURCE, "JAX_NUM_CPU_DEVICES": "4"}
     return subprocess.Popen(
         [sys.executable, *words],
         env=environment,
@@ -54,6 +54,7 @@ def test_help_does_not_wait_for_jax() -> None:
     assert "--total-steps N" in output
 
 
+@pytest.mark.usefixtures("finished")  # which leaves compiled programs
 def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
     words = [*TINY, "--total-steps", "2e9", "--run-dir", "run"]
     process = start_python("-m", "fragflow.tools.cli", *words)
@@ -106,6 +107,15 @@ def test_list_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in output
 
 
+@pytest.mark.parametrize("form", ["text", "mermaid", "json"])
+def test_show_prints_the_fragments(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--policy", "single-learner-coarse", "--workers", "2", "--num-envs", "4"]
+    assert main(["show", "ppo", "--env", "CartPole-v1", *words, "--format", form]) == 0
+    output = capsys.readouterr().out
+    assert "environment+actor" in output
+    assert "learner.update" in output
+
+
 def test_version_and_empty_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("fragflow ")
@@ -113,7 +123,10 @@ def test_version_and_empty_command_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "usage: fragflow COMMAND" in capsys.readouterr().out
 
 
-def test_hyperparameters_are_options_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hyperparameters_are_options_with_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["train", "ppo", "--help"]) == 0
     text = capsys.readouterr().out
     for part in ("--learning-rate FLOAT", "--anneal, --no-anneal", "--hidden INT,...", "64,64"):

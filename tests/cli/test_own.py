@@ -4,12 +4,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fragflow as ff
 from fragflow.errors import ConfigError
 from fragflow.tools.cli import main
 from fragflow.tools.evaluate import Evaluator
+from fragflow.tools.names import find_algorithm, find_environment
 
 MODULE = '''
 from dataclasses import dataclass
@@ -37,6 +39,10 @@ class Countdown:
         left = state - 1
         obs = left[None].astype(jnp.float32)
         return ff.Step(left, obs, action, left == 0, jnp.bool_(False))
+
+
+class Bounded(Countdown):
+    action = ff.Box(shape=(), low=-1.0, high=1.5)
 
 
 class State(NamedTuple):
@@ -139,6 +145,15 @@ def test_own_instance_gives_the_defaults(own_module: str) -> None:
     assert config["hyperparameters"]["level"] == 7.0
 
 
+def test_divergence_has_its_own_exit_code(
+    own_module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*train_words(own_module), "--level", "inf"]) == 4
+    assert "the metric level is inf at iteration 0" in capsys.readouterr().err
+    (row,) = Path("run/metrics.jsonl").read_text().splitlines()
+    assert json.loads(row)["level"] is None
+
+
 def test_help_of_an_own_algorithm(own_module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", f"{own_module}:Constant", "--help"]) == 0
     text = capsys.readouterr().out
@@ -146,18 +161,20 @@ def test_help_of_an_own_algorithm(own_module: str, capsys: pytest.CaptureFixture
         assert part in text
 
 
-def test_episodes_that_do_not_end_are_cut_off(
-    own_module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import own_things  # pyright: ignore[reportMissingImports]
-
-    assert own_module == own_things.__name__
-    params = {"level": 1.0}
-    play = Evaluator(
-        own_things.Constant(), own_things.Countdown(length=100), episodes=2, max_steps=5
-    )
-    evaluation = play(params)
+def test_episodes_that_do_not_end_are_cut_off(own_module: str) -> None:
+    algorithm = find_algorithm(f"{own_module}:Constant")()
+    endless = find_environment(f"{own_module}:Countdown", {"length": 100})
+    play = Evaluator(algorithm, endless, episodes=2, max_steps=5)
+    evaluation = play({"level": np.float32(1.0)})
     assert evaluation.lengths.tolist() == [5, 5]
     assert not evaluation.ended.any()
     assert evaluation.mean_return == 1 + 2 + 3 + 4 + 5
+
+
+def test_actions_stay_within_bounds(own_module: str) -> None:
+    algorithm = find_algorithm(f"{own_module}:Constant")()
+    environment = find_environment(f"{own_module}:Bounded")
+    params = {"level": np.float32(1.0)}
+    assert Evaluator(algorithm, environment, episodes=1)(params).mean_return == 1.0 + 1.5 + 1.5
+    agent = ff.Agent(algorithm, environment, params)
+    assert [float(agent.act([0.0])) for _ in range(3)] == [1.0, 1.5, 1.5]

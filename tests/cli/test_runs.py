@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import fragflow as ff
+from cli.tiny import TINY, Finished
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import ConfigError
 from fragflow.tools.cli import main
 from fragflow.tools.rundir import json_text, sha256_of
-from tests.cli.conftest import TINY, Finished
 
 SUMMARY_FIELDS = {
     *("algorithm", "env", "policy", "runtime", "workers", "learners", "seed", "env_steps"),
@@ -53,7 +53,8 @@ def test_config_says_what_was_resolved(finished: Finished) -> None:
 
 
 def test_metrics_have_a_line_per_iteration(finished: Finished) -> None:
-    rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").open()]
+    lines = (finished.path / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     assert [row["iteration"] for row in rows] == [0, 1, 2, 3]
     assert [row["env_steps"] for row in rows] == [32, 64, 96, 128]
     assert all("value_loss" in row and "seconds" in row for row in rows)
@@ -138,16 +139,17 @@ def test_code_named_in_a_file_is_never_imported(finished: Finished) -> None:
 
 def test_config_file_and_flags_that_override_it() -> None:
     values = {"env": "CartPole-v1", "num-envs": 4, "total_steps": 64, "hidden": [4, 4], "seed": 3}
-    more = {"rollout-length": 8, "anneal": False, "env-arg": {"max_steps_in_episode": 9}}
-    Path("a.json").write_text(json.dumps(values | more | {"eval-episodes": 0, "quiet": True}))
-    words = ["train", "--seed", "5", "ppo", "--config", "a.json", "--hidden", "8"]
-    assert main([*words, "--run-dir", "run", "--env-arg", "gravity=9.5"]) == 0
+    more = {"rollout-length": 8, "epochs": 1, "minibatches": 2, "anneal": False, "quiet": True}
+    more |= {"env-arg": {"max_steps_in_episode": 9}, "eval-episodes": 0}
+    Path("a.json").write_text(json.dumps(values | more))
+    words = ["train", "--seed", "5", "ppo", "--config", "a.json", "--hidden", "8", "--anneal"]
+    assert main([*words, "--run-dir", "run", "--env-arg", "gravity=9.8"]) == 0
     config = json.loads(Path("run/config.json").read_text())
     assert config["seed"] == 5
     assert config["hyperparameters"]["hidden"] == [8]
-    assert config["hyperparameters"]["anneal"] is False
+    assert config["hyperparameters"]["anneal"] is True
     assert config["num_envs"] == 4
-    assert config["env_args"] == {"gravity": 9.5}, "a flag replaces the file's value"
+    assert config["env_args"] == {"gravity": 9.8}, "a flag replaces the file's value"
     assert summary_of(Path("run"))["eval_return"] is None
 
 

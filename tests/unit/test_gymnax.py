@@ -49,7 +49,7 @@ def test_environments_of_equal_settings_are_equal() -> None:
 
 def test_truncated_episode_restarts_and_keeps_its_last_observation() -> None:
     env = batch(make_environment("CartPole-v1", max_steps_in_episode=3), range(4), 4)
-    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    state, timestep = jax.jit(env.reset)(jax.random.key(0))
     step = jax.jit(env.step)
     for t in range(3):
         # Alternating pushes keep the pole up for three steps.

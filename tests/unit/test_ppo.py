@@ -62,11 +62,11 @@ def test_an_iteration_changes_every_parameter() -> None:
 
 
 def test_it_learns_to_balance_a_pole() -> None:
-    _, state, metrics = iterate(PPO(), "CartPole-v1", num_envs=8, iterations=40)
+    _, state, metrics = iterate(PPO(), "CartPole-v1", num_envs=4, iterations=30)
     assert all(np.isfinite(value).all() for value in metrics.values())
     episodes = state.env_state.finished
     # A random policy balances it for about 22 steps.
-    assert float(episodes.length_sum.sum() / episodes.count.sum()) > 50.0
+    assert float(episodes.length_sum.sum() / episodes.count.sum()) > 40.0
 
 
 def glue(jaxpr: Jaxpr) -> list[str]:

@@ -17,9 +17,9 @@ class Channels:
     """One queue for every (message, sender, receiver); every wait has a deadline."""
 
     def __init__(self, timeout_seconds: float):
-        self._timeout = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._queues: dict[tuple[str, int, int], queue.SimpleQueue[Payload | None]] = {}
-        self._closed = False
+        self.is_closed = False
 
     def open(self, message: str, sender: int, receiver: int) -> "queue.SimpleQueue[Payload | None]":
         """The queue of one route; made before any worker runs."""
@@ -28,10 +28,10 @@ class Channels:
     def get(self, source: "queue.SimpleQueue[Payload | None]", what: str) -> Payload:
         """The next payload, or an error that names what was waited for."""
         try:
-            payload = source.get(timeout=self._timeout)
+            payload = source.get(timeout=self.timeout_seconds)
         except queue.Empty:
             raise RunError(
-                f"{what} did not come within {self._timeout:.0f} seconds: its sender is stuck"
+                f"{what} did not come within {self.timeout_seconds:.0f} seconds: its sender is stuck"
             ) from None
         if payload is None:
             raise Closed
@@ -39,6 +39,6 @@ class Channels:
 
     def close(self) -> None:
         """Wakes everyone who waits."""
-        self._closed = True
+        self.is_closed = True
         for source in self._queues.values():
             source.put(None)

@@ -25,6 +25,8 @@ class Local:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     function: Callable[..., Sequence[Any]]
+    stack: Value | None = None
+    """the collected output that this adds a row to"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from fragflow._jax import REPLICA_AXIS, is_key, plain_aval, raw_key, wrapped_key
 from fragflow.graph.ir import Value
 from fragflow.graph.kinds import UNIFORM, Kind, Tag
+from fragflow.runtime.pack import SUFFIX
 
 Body = Callable[[dict[Value, Any]], dict[Value, Any]]
 
@@ -44,7 +45,7 @@ class OneDevice:
 
     def receive(self, parts: Sequence[Any], _kind: Kind) -> jax.Array:
         (part,) = parts
-        return part if part.devices() == {self.device} else jax.device_put(part, self.device)
+        return part if part.device is self.device else jax.device_put(part, self.device)
 
     def pieces(self, array: jax.Array, _kind: Kind) -> Sequence[jax.Array]:
         return (array,)
@@ -148,5 +149,10 @@ def plain_function(
 
 
 def kind_of(value: Value, kinds: Mapping[Value, Kind]) -> Kind:
-    """The kind of a value, or of a piece of one; what the runtime adds itself is uniform."""
+    """The kind of a value, or of a piece of one; what the runtime adds itself is uniform.
+
+    Packed values hold rows of one replica, but in no order that could be cut.
+    """
+    if value.endswith(SUFFIX):
+        return Kind(tag=Tag.PARTIAL)
     return kinds.get(value.split("#")[0], UNIFORM)

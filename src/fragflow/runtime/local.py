@@ -1,6 +1,7 @@
 """The local runtime: one process, a thread per fragment replica, JAX devices."""
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -86,9 +87,19 @@ class LocalRuntime:
                 replicas = range(part.fragment.replicas) if part.fragment.group else [index]
                 values = self._first_values(part, list(replicas), layout, state)
                 self._workers.append(
-                    Worker(fdg, part, replicas, layout, compiled[key], values, self._channels)
+                    Worker(
+                        fdg,
+                        part,
+                        replicas,
+                        layout,
+                        compiled[key],
+                        values,
+                        self._channels,
+                        waits_itself=not self._shares_thread(part.fragment),
+                    )
                 )
-        self._pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="fragment")
+        self._crews = self._make_crews()
+        self._pool = ThreadPoolExecutor(len(self._crews), thread_name_prefix="fragment")
         self._failure: tuple[Worker, BaseException] | None = None
         self._lock = threading.Lock()
         self._bytes_per_iteration = sum(
@@ -106,12 +117,13 @@ class LocalRuntime:
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Runs `count` iterations; for each, every metric's label and value."""
-        futures = [self._pool.submit(self._guarded, w, start, count) for w in self._workers]
+        futures = [self._pool.submit(self._drive, crew, start, count) for crew in self._crews]
         self._await(futures)
         if self._failure is not None:
             raise self._error(*self._failure)
         self._iterations += count
-        return self._metrics([future.result() for future in futures], count)
+        results = {w: m for future in futures for w, m in future.result().items()}
+        return self._metrics([results[worker] for worker in self._workers], count)
 
     def state(self) -> dict[Value, np.ndarray]:
         """Every state leaf as one array over all environments."""
@@ -199,7 +211,7 @@ class LocalRuntime:
         for transfer in self.fdg.transfers:
             if transfer.target == fragment.name:
                 avals |= _piece_avals(self.fdg, transfer)
-        return avals
+        return {**avals, **part.packed_avals}
 
     def _first_values(
         self,
@@ -231,19 +243,64 @@ class LocalRuntime:
             values[carry.init] = values[carry.inside] = placed
         return values
 
-    def _guarded(self, worker: Worker, start: int, count: int) -> Metrics:
+    def _shares_thread(self, fragment: Fragment) -> bool:
+        """Fragments of one replica on one device take turns: a thread each would only cost."""
+        single = [f for f in self.fdg.fragments.values() if f.replicas == 1]
+        return len(single) > 1 and fragment.replicas == 1 and all(
+            f.device == fragment.device for f in single
+        )
+
+    def _make_crews(self) -> list[list[Worker]]:
+        """The workers that each thread drives."""
+        shared = [w for w in self._workers if self._shares_thread(self.fdg.fragments[w.name])]
+        alone = [[w] for w in self._workers if w not in shared]
+        return [*alone, shared] if shared else alone
+
+    def _drive(self, crew: Sequence[Worker], start: int, count: int) -> dict[Worker, Metrics]:
+        """Runs a crew's workers, each until it must wait, until all are done."""
+        results: dict[Worker, Metrics] = {worker: {} for worker in crew}
+        running = {worker: worker.run(start, count) for worker in crew}
+        worker = crew[0]
+        idle_since: float | None = None
         try:
-            metrics = worker.run(start, count)
-            worker.wait()
-            return metrics
+            while running:
+                moved = False
+                for worker, steps in list(running.items()):
+                    before = worker.doing
+                    try:
+                        next(steps)
+                    except StopIteration as finished:
+                        results[worker] = finished.value
+                        del running[worker]
+                        moved = True
+                    moved = moved or worker.doing is not before
+                if moved:
+                    idle_since = None
+                elif running:
+                    idle_since = self._idle(worker, idle_since)
+            for worker in crew:
+                worker.wait()
         except Closed:
-            return {}
+            pass
         except BaseException as error:  # the first cause, whatever it is, ends the run
             with self._lock:
                 if self._failure is None:
                     self._failure = (worker, error)
             self._channels.close()
-            return {}
+        return results
+
+    def _idle(self, worker: Worker, since: float | None) -> float:
+        """All of a crew wait for other threads: sleep a little, but not for ever."""
+        now = time.monotonic()
+        if self._channels.is_closed:
+            raise Closed
+        if since is not None and now - since > self._channels.timeout_seconds:
+            raise RunError(
+                f"fragment {worker.name} has waited {self._channels.timeout_seconds:.0f} seconds "
+                "for a message: its sender is stuck"
+            )
+        time.sleep(20e-6)
+        return now if since is None else since
 
     def _await(self, futures: Sequence[Future[Metrics]]) -> None:
         # Short waits keep the main thread open to Ctrl-C.

@@ -1,7 +1,7 @@
 """From a fragment to instructions: compiled segments, and the messages and loops between them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from fragflow.graph.ir import (
     walk,
 )
 from fragflow.runtime.evaluate import Local
+from fragflow.runtime.pack import Draft, packed
 from fragflow.runtime.schedule import Code, Enter, Get, Instruction, Put, Repeat, Run
 
 
@@ -79,6 +80,8 @@ class Part:
     code: Code
     fused: bool
     """needs no messages: whole chunks of iterations run as one program"""
+    packed_avals: Mapping[Value, Any] = field(default_factory=dict)
+    """types of the arrays that hold a loop's own values"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +91,11 @@ class Plan:
     parts: Mapping[str, Part]
 
 
-def make_plan(fdg: FDG) -> Plan:
-    """Plans every fragment of a graph."""
-    return Plan(parts={name: _part(fdg, fragment) for name, fragment in fdg.fragments.items()})
+def make_plan(fdg: FDG, pack: bool = True) -> Plan:
+    """Plans every fragment of a graph; `pack` keeps a loop's own values in few arrays."""
+    return Plan(
+        parts={name: _part(fdg, fragment, pack) for name, fragment in fdg.fragments.items()}
+    )
 
 
 def part_name(value: Value, k: int) -> Value:
@@ -110,19 +115,22 @@ def is_divided(parcel: Parcel) -> bool:
     return parcel.collective in ("gather", "scatter") or parcel.collective.startswith("reduce-")
 
 
-def _part(fdg: FDG, fragment: Fragment) -> Part:
+def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
     if is_comm_free(fragment.loop):
         return Part(fragment=fragment, segments=(), loops=(), code=(), fused=True)
     planner = _Planner(fdg, fragment)
     planner.block(fragment.loop.body)
     planner.flush()
-    segments = planner.finished_segments()
+    draft = planner.draft()
+    if pack:
+        draft = packed(draft, fdg.program.avals[fragment.num_envs], _reads, _defines)
     return Part(
         fragment=fragment,
-        segments=segments,
-        loops=tuple(planner.loops),
-        code=tuple(planner.code),
+        segments=_finished(draft),
+        loops=tuple(draft.loops),
+        code=tuple(draft.code),
         fused=False,
+        packed_avals=draft.packed_avals,
     )
 
 
@@ -137,7 +145,6 @@ class _Planner:
         self._avals = fdg.program.avals[fragment.num_envs]
         self._pending: list[Node | Local] = []
         self._segments: list[tuple[Node | Local, ...]] = []
-        self._read_elsewhere: list[set[Value]] = []
         outer = fragment.loop
         # What the shell reads, apart from segments: sends, and loops' renamings.
         self._shell_reads = {c.next for c in outer.carries} | {s.element for s in outer.stacks}
@@ -234,6 +241,7 @@ class _Planner:
                             inputs=(stack.outside, stack.element, counter),
                             outputs=(stack.outside,),
                             function=_put,
+                            stack=stack.outside,
                         )
                     )
 
@@ -248,28 +256,33 @@ class _Planner:
         self.flush()
         self.code.append(Repeat(index, length, first))
 
-    def finished_segments(self) -> tuple[Segment, ...]:
-        """Segments with their inputs and outputs, once all readers are known."""
-        reads = [_reads(nodes) for nodes in self._segments]
-        defines = [_defines(nodes) for nodes in self._segments]
-        finished = []
-        for i, nodes in enumerate(self._segments):
-            elsewhere = set(self._shell_reads)
-            for j, other in enumerate(reads):
-                if j != i:
-                    elsewhere |= set(other)
-            # A collected buffer is read and written again in the next step.
-            updated = {v for v in defines[i] if v in reads[i]}
-            outputs = tuple(v for v in defines[i] if v in elsewhere or v in updated)
-            finished.append(
-                Segment(
-                    nodes=nodes,
-                    inputs=tuple(reads[i]),
-                    outputs=outputs,
-                    donated=frozenset(updated),
-                )
+    def draft(self) -> Draft:
+        return Draft(
+            segments=[list(nodes) for nodes in self._segments],
+            loops=self.loops,
+            code=self.code,
+            shell_reads=self._shell_reads,
+        )
+
+
+def _finished(draft: Draft) -> tuple[Segment, ...]:
+    """Segments with their inputs and outputs, once all readers are known."""
+    reads = [_reads(nodes) for nodes in draft.segments]
+    defines = [_defines(nodes) for nodes in draft.segments]
+    finished = []
+    for i, nodes in enumerate(draft.segments):
+        elsewhere = draft.shell_reads.union(*(r for j, r in enumerate(reads) if j != i))
+        # A collected buffer is read and written again in the next step.
+        updated = {v for v in defines[i] if v in reads[i]}
+        finished.append(
+            Segment(
+                nodes=tuple(nodes),
+                inputs=tuple(reads[i]),
+                outputs=tuple(v for v in defines[i] if v in elsewhere or v in updated),
+                donated=frozenset(updated),
             )
-        return tuple(finished)
+        )
+    return tuple(finished)
 
 
 def _ops(nodes: Sequence[Node | Local]) -> tuple[Node, ...]:

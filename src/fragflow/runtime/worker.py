@@ -1,6 +1,6 @@
 """A worker interprets a fragment's program: it does what the schedule says, and nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,10 @@ class Worker:
         programs: Sequence[Program],
         values: dict[Value, jax.Array],
         channels: Channels,
+        waits_itself: bool = True,
     ):
+        """`waits_itself` blocks in a wait; else `run` yields, for a thread with other workers."""
+        self._waits_itself = waits_itself
         self.name = part.fragment.name
         self.replicas = tuple(replicas)
         self.messages = 0
@@ -42,10 +45,14 @@ class Worker:
         self._channels = channels
         self._kinds: Mapping[Value, Kind] = fdg.kinds[self.name]
         self._actions = [self._action(i) for i in part.code]
+        self._waits = [self._incoming(i) for i in part.code]
         self._steps = [self._step_numbers(loop) for loop in part.loops]
 
-    def run(self, start: int, count: int) -> Metrics:
-        """Runs iterations `start` to `start + count`; the metrics of each."""
+    def run(self, start: int, count: int) -> Generator[None, None, Metrics]:
+        """Runs iterations `start` to `start + count` and returns the metrics of each.
+
+        It yields where it must wait for a message, so that one thread can drive several workers.
+        """
         if self._part.fused:
             return self._run_fused(start, count)
         loop = self._part.fragment.loop
@@ -54,7 +61,7 @@ class Worker:
         for index in range(start, start + count):
             if loop.counter is not None:
                 values[loop.counter] = self._layout.place(np.int32(index), UNIFORM)
-            self._run_iteration()
+            yield from self._run_iteration()
             for stack in loop.stacks:
                 kept[stack.outside].append(values[stack.element])
             renamed = [values[c.next] for c in loop.carries]
@@ -88,12 +95,31 @@ class Worker:
         """Blocks until all that was started is finished."""
         jax.block_until_ready(list(self.state().values()))
 
-    def _run_iteration(self) -> None:
-        code, actions = self._part.code, self._actions
+    def _run_iteration(self) -> Generator[None, None, None]:
+        code, actions, waits = self._part.code, self._actions, self._waits
         cursor, end = Cursor(), len(code)
         while cursor.position < end:
-            actions[cursor.position](cursor)
+            position = cursor.position
+            for queue in waits[position]:
+                while queue.empty():
+                    yield
+            actions[position](cursor)
             cursor = advance(code, cursor)
+
+    def _incoming(self, instruction: Any) -> list[Any]:
+        """The queues to look at before an instruction, where the thread has other work too."""
+        if self._waits_itself or not isinstance(instruction, Get):
+            return []
+        return [queue for _, _, queue in self._lanes_in(instruction.transfer)]
+
+    def _lanes_in(self, transfer: Transfer) -> list[tuple[int, int, Any]]:
+        sources = self._fdg.fragments[transfer.source].replicas
+        targets = self._fdg.fragments[transfer.target].replicas
+        return [
+            (sender, receiver, self._channels.open(transfer.name, sender, receiver))
+            for sender, receiver in routes(transfer, sources, targets)
+            if receiver in self.replicas
+        ]
 
     def _action(self, instruction: Any) -> Any:
         match instruction:
@@ -197,11 +223,7 @@ class Worker:
         sources = self._fdg.fragments[transfer.source].replicas
         targets = self._fdg.fragments[transfer.target].replicas
         pieces = share(self._fdg, transfer) if sources > targets else 1
-        lanes = [
-            (sender, receiver, self._channels.open(transfer.name, sender, receiver))
-            for sender, receiver in routes(transfer, sources, targets)
-            if receiver in self.replicas
-        ]
+        lanes = self._lanes_in(transfer)
         what = f"message {transfer.name} of {transfer.source}"
         values, layout, channels = self._values, self._layout, self._channels
         slots: list[tuple[Value, Kind, int, int]] = []
@@ -209,6 +231,12 @@ class Worker:
             for piece in range(pieces if is_divided(parcel) else 1):
                 name = part_name(parcel.value, piece) if pieces > 1 and is_divided(parcel) else parcel.value
                 slots.append((name, kind_of(name, self._kinds), k, piece))
+
+        def get_one(_cursor: Cursor) -> None:
+            self.doing = what
+            payload = channels.get(lanes[0][2], what)
+            for name, kind, k, _ in slots:
+                values[name] = layout.receive((payload[k],), kind)
 
         def get(_cursor: Cursor) -> None:
             self.doing = what
@@ -219,4 +247,4 @@ class Worker:
             for name, kind, k, piece in slots:
                 values[name] = layout.receive([row[piece][k] for row in rows], kind)
 
-        return get
+        return get_one if len(lanes) == 1 else get

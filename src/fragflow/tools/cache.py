@@ -10,7 +10,8 @@ SECONDS_WORTH_KEEPING = 0.5
 
 def use_compilation_cache() -> str | None:
     """Switches JAX's cache on unless the user has chosen one; what went wrong, if something did."""
-    if jax.config.jax_compilation_cache_dir is not None:
+    chosen = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if chosen is not None:
         return None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = Path(home) / "fragflow" / "xla"

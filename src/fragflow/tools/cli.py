@@ -120,11 +120,11 @@ def _show(words: list[str]) -> int:
     deployment = Deployment(
         workers=values["workers"], learners=values["learners"], accelerator=accelerator()
     )
-    optimise = dict.fromkeys(("hoist", "sink", "coalesce"), values["optimise"])
-    fdg = graph(experiment, policy, deployment, **optimise)
+    on = bool(values["optimise"])
+    fdg = graph(experiment, policy, deployment, hoist=on, sink=on, coalesce=on)
     from fragflow.graph.show import render
 
-    print(render(fdg, values["format"]).rstrip("\n"))
+    print(render(fdg, values["format"], f"{values['algorithm']} on {values['env']}").rstrip("\n"))
     return 0
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fragflow.api import Box, Space
 from fragflow.errors import ConfigError
 
 MOST_STEPS = 10_000
@@ -99,6 +100,7 @@ class Evaluator:
             return self._algorithm.policy(params, obs, memory, key, explore=self._explore)
 
         action, memory = jax.vmap(act)(e.obs, e.memory, act_keys)
+        action = within_bounds(self._environment.action, action)
         step = jax.vmap(self._environment.step)(e.state, action, step_keys)
         return _strong(
             _Episodes(
@@ -111,6 +113,11 @@ class Evaluator:
                 done=e.done | step.terminated.astype(bool) | step.truncated.astype(bool),
             )
         )
+
+
+def within_bounds(space: Space, action: jax.Array) -> jax.Array:
+    """What an environment gets when an agent wants to do `action`; as in training."""
+    return jnp.clip(action, *space.bounds) if isinstance(space, Box) else action
 
 
 def _strong(tree: Any) -> Any:

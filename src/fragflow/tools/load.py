@@ -6,11 +6,13 @@ from typing import Any, get_origin, get_type_hints
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from fragflow.api import Algorithm, Environment
 from fragflow.errors import ConfigError
 from fragflow.graph.trace import init_function
 from fragflow.tools import names
+from fragflow.tools.evaluate import within_bounds
 from fragflow.tools.rundir import read_config, read_weights
 from fragflow.tools.watch import params_of
 
@@ -24,9 +26,9 @@ class Agent:
         self.params = params
         self._key = jax.random.key(seed)
         self._memory: Any = None
-        self._act = jax.jit(algorithm.policy, static_argnames="explore")
+        self._act = jax.jit(self._bounded, static_argnames="explore")
 
-    def act(self, obs: np.ndarray, explore: bool = False) -> np.ndarray:
+    def act(self, obs: npt.ArrayLike, explore: bool = False) -> np.ndarray:
         """The action for one observation."""
         space = self.environment.observation
         array = np.asarray(obs)
@@ -40,6 +42,12 @@ class Agent:
             self.params, array.astype(space.dtype), self._memory, key, explore=explore
         )
         return np.asarray(action)
+
+    def _bounded(
+        self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool
+    ) -> tuple[jax.Array, Any]:
+        action, memory = self.algorithm.policy(params, obs, memory, key, explore=explore)
+        return within_bounds(self.environment.action, action), memory
 
     def reset(self) -> None:
         """Forgets the episode so far; for agents that remember."""
@@ -62,22 +70,18 @@ def load(
         num_envs = int(config["num_envs"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{run_dir} has an incomplete config.json: {error!r}") from error
-    if env is None:
-        if "env" in needs or not names.is_builtin_environment(env_name):
-            raise ConfigError(_needs(run_dir, "environment", env_name, "env"))
-        env = names.find_environment(env_name, env_args)
-    if algorithm is None:
-        if "algorithm" in needs or ":" in name:
-            raise ConfigError(_needs(run_dir, "algorithm", name, "algorithm"))
-        algorithm = names.find_algorithm(name)
-    if isinstance(algorithm, type):
-        made = names.make_algorithm(algorithm, _hyperparameters(algorithm, stored))
-    else:
-        made = names.make_algorithm(algorithm)
-    init = init_function(made, env, num_envs)
+    if env is None and ("env" in needs or not names.is_builtin_environment(env_name)):
+        raise ConfigError(_needs(run_dir, "environment", env_name, "env"))
+    if algorithm is None and ("algorithm" in needs or ":" in name):
+        raise ConfigError(_needs(run_dir, "algorithm", name, "algorithm"))
+    environment = names.find_environment(env_name, env_args) if env is None else env
+    given: Any = names.find_algorithm(name) if algorithm is None else algorithm
+    is_class = isinstance(given, type)
+    made = names.make_algorithm(given, _hyperparameters(given, stored) if is_class else None)
+    init = init_function(made, environment, num_envs)
     run_key = jax.ShapeDtypeStruct((2,), np.uint32)
     template = params_of(jax.eval_shape(init, run_key, np.arange(num_envs, dtype=np.int32)))
-    return Agent(made, env, read_weights(run_dir, template))
+    return Agent(made, environment, read_weights(run_dir, template))
 
 
 def _hyperparameters(algorithm: type[Algorithm], stored: dict[str, Any]) -> dict[str, Any]:

@@ -35,24 +35,24 @@ def make_algorithm(algorithm: Any, hyperparameters: Mapping[str, Any] | None = N
     """An algorithm from its name, class or instance, with some hyperparameters replaced."""
     from fragflow.api import Algorithm
 
-    found = find_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
-    is_class = isinstance(found, type) and issubclass(found, Algorithm)
-    if not is_class and not isinstance(found, Algorithm):
+    found: Any = find_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    cls: Any = found if isinstance(found, type) else type(found)
+    if not issubclass(cls, Algorithm):
         raise ConfigError(
-            f"algorithm is of type {type(found).__name__}: expected a name, a subclass of "
+            f"algorithm is of type {cls.__name__}: expected a name, a subclass of "
             "fragflow.Algorithm or an instance of one"
         )
-    known = [field.name for field in dataclasses.fields(found) if field.init]
-    for name in hyperparameters or {}:
+    changes = dict(hyperparameters or {})
+    known = [field.name for field in dataclasses.fields(cls) if field.init]
+    for name in changes:
         if name not in known:
-            cls = found if is_class else type(found)
             raise ConfigError(unknown(f"hyperparameter of {cls.__name__}", name, known))
-    if not is_class:
-        return dataclasses.replace(found, **(hyperparameters or {}))
+    if not isinstance(found, type):
+        return dataclasses.replace(found, **changes)
     try:
-        return found(**(hyperparameters or {}))
+        return cls(**changes)
     except TypeError as error:
-        raise ConfigError(f"cannot make {found.__name__}: {error}") from error
+        raise ConfigError(f"cannot make {cls.__name__}: {error}") from error
 
 
 def builtin_algorithm_name(algorithm: Any) -> str | None:
@@ -126,9 +126,9 @@ def find_policy(policy: Any) -> Policy:
             return named_policy(policy)
         found = import_attribute("policy", policy, PolicyError)
     if not isinstance(found, Policy):
+        name = repr(policy) if isinstance(policy, str) else "given"
         raise PolicyError(
-            f"policy {policy if isinstance(policy, str) else ''!r} is of type {type(found).__name__}: "
-            "expected a fragflow.Policy"
+            f"policy {name} is of type {type(found).__name__}: expected a name or a fragflow.Policy"
         )
     return found
 

@@ -150,10 +150,10 @@ class Live:
 
 def display_for(stream: TextIO | None = None) -> Display:
     """A live display if `stream` is a terminal in front of a person."""
-    stream = stream or sys.stdout
-    if stream.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb":
-        return Live(stream)
-    return Plain(stream)
+    out = sys.stdout if stream is None else stream
+    if out.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb":
+        return Live(out)
+    return Plain(out)
 
 
 def phase_text(name: str, done: int, total: int) -> str:

@@ -232,7 +232,9 @@ def _show_result(result: Result, display: Display) -> None:
     )
     returns = []
     if result.mean_return is not None:
-        returns.append(f"return {result.mean_return:.2f} (last episodes of {result.episodes:,})")
+        returns.append(
+            f"return {result.mean_return:.2f} (the last of {result.episodes:,} episodes)"
+        )
     if result.eval_return is not None:
         returns.append(f"eval return {result.eval_return:.2f} (greedy)")
     if returns:
