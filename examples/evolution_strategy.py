@@ -23,7 +23,7 @@ class EvolutionStrategy(ff.Algorithm):
     learning_rate: float = 5e-2
     noise: float = 0.1
     rollout_length: int = 500
-    network: Any = ff.ops.MLPActorCritic((16,))
+    network: Any = ff.ops.MLPActorCritic((16,))  # noqa: RUF009 (it is immutable)
 
     def init(self, env, key):
         params = self.network.init(key, env.observation, env.action)["actor"]
@@ -68,11 +68,12 @@ class EvolutionStrategy(ff.Algorithm):
         return optax.apply_updates(params, updates), optimiser
 
     def policy(self, params, obs, memory, key, explore=False):
+        del key, explore  # nothing is left to chance
         return self.network.policy(params, obs).mode(), memory
 
 
 if __name__ == "__main__":
-    for policy in ("gpu-only", "single-learner-coarse"):
-        algorithm = EvolutionStrategy()
-        result = ff.train(algorithm, "CartPole-v1", policy=policy, num_envs=64, total_steps=2**21)
+    for policy, workers in (("gpu-only", 1), ("single-learner-coarse", 2)):
+        what = {"env": "CartPole-v1", "num_envs": 64, "total_steps": 2**20}
+        result = ff.train(EvolutionStrategy(), **what, policy=policy, workers=workers)
         print(f"{policy}: return {result.eval_return}, parameters {result.params_sha256}")

@@ -22,7 +22,7 @@ class Reinforce(ff.Algorithm):
     learning_rate: float = 3e-3
     rollout_length: int = 128
     gamma: float = 0.99
-    network: Any = ff.ops.MLPActorCritic((64,))
+    network: Any = ff.ops.MLPActorCritic((64,))  # noqa: RUF009 (it is immutable)
 
     def init(self, env, key):
         params = self.network.init(key, env.observation, env.action)
@@ -73,6 +73,7 @@ class Reinforce(ff.Algorithm):
 
 
 if __name__ == "__main__":
-    for policy in ("gpu-only", "single-learner-coarse"):
-        result = ff.train(Reinforce(), "CartPole-v1", policy=policy, total_steps=262_144)
+    for policy, workers in (("gpu-only", 1), ("single-learner-coarse", 2)):
+        where = {"policy": policy, "workers": workers}
+        result = ff.train(Reinforce(), "CartPole-v1", total_steps=262_144, **where)
         print(f"{policy}: return {result.eval_return}, parameters {result.params_sha256}")

@@ -18,6 +18,13 @@ jax.config.update("jax_num_cpu_devices", 4)
 
 THREAD_GRACE_SECONDS = 2.0
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Many tests compile the same programs: most of the time goes there.
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
 hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -15,7 +15,7 @@ from fragflow.api.environment import Step
 from fragflow.api.spaces import Box, Discrete, Space
 from fragflow.errors import ConfigError, unknown
 
-# What gymnax imports for drawing only. It takes three times as long as everything else.
+# What gymnax imports for drawing only: about seven of the eight seconds its import takes.
 _DRAWING = ("matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn")
 
 

@@ -106,8 +106,16 @@ def check_replicas(
         for node in walk((loop,)):
             if isinstance(node, Transfer) and node.target == name:
                 _check_crossing(program, node, loops[name], replicas, kinds, sizes)
-        if replicas[name] > 1:
-            _check_results(program, loop, name, kinds[name])
+    replicated = [name for name in loops if replicas[name] > 1]
+    # What goes wrong in the parameters soon goes wrong everywhere: name them first.
+    results = [
+        (value, role, kinds[name][inner], name)
+        for name in replicated
+        for value, role, inner in _results(loops[name])
+    ]
+    results.sort(key=lambda r: not program.labels[r[0]].startswith("params"))
+    for value, role, kind, name in results:
+        _refuse(program, value, role, kind, name)
 
 
 def _check_crossing(
@@ -151,21 +159,12 @@ def _check_crossing(
             )
 
 
-def _check_results(
-    program: Program, loop: Loop, name: str, kinds: Mapping[Value, Kind]
-) -> None:
-    for carry in loop.carries:
-        kind = kinds[carry.inside]
-        _refuse(program, carry.inside, "the state's", kind, name)
-    for stack in loop.stacks:
-        kind = kinds[stack.element]
-        _refuse(program, stack.outside, "the metric", kind, name)
-        label = program.labels[stack.outside]
-        if kind.tag is Tag.VARYING and not label.startswith("1."):
-            raise ReplicaError(
-                f"the metric {label.removeprefix('0.')} still has the environment axis: reduce it "
-                "(ff.all_mean of its mean)."
-            )
+def _results(loop: Loop) -> list[tuple[Value, str, Value]]:
+    """What a training loop hands on: its state and its metrics."""
+    return [
+        *((c.inside, "the state's", c.inside) for c in loop.carries),
+        *((s.outside, "the metric", s.element) for s in loop.stacks),
+    ]
 
 
 def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) -> None:
@@ -180,6 +179,10 @@ def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) ->
         raise ReplicaError(
             f"{label} would differ under replicas of fragment {name!r}: it follows from something "
             f"that {kind.reason}{_at(kind)}. {advice(kind)}"
+        )
+    if kind.tag is Tag.VARYING and role == "the metric" and not program.labels[value].startswith("1."):
+        raise ReplicaError(
+            f"{label} still has the environment axis: reduce it (ff.all_mean of its mean)."
         )
     if kind.degree != 0:
         raise ReplicaError(

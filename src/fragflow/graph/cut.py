@@ -71,7 +71,7 @@ def cut(
 
     replicas = {p.name: p.replicas for p in placed}
     needs_replica_check = deterministic or any(count > 1 for count in replicas.values())
-    sizes = _analysis_sizes(source.num_envs)
+    sizes = _analysis_sizes(source) if needs_replica_check else (0, 0)
     wanted = [source.num_envs, *(p.num_envs for p in placed)]
     if needs_replica_check:
         wanted += sizes
@@ -131,10 +131,20 @@ def cut(
     return fdg
 
 
-def _analysis_sizes(num_envs: int) -> tuple[int, int]:
-    """Two numbers of environments, both above one, whose traces are compared."""
-    small = num_envs if num_envs > 1 else 2
-    return 2 * small, small
+def _analysis_sizes(source: Traced) -> tuple[int, int]:
+    """Two numbers of environments, both above one, whose traces are compared.
+
+    Few environments are enough, and cheap to trace; an algorithm that cannot do with so few is
+    compared at its own size.
+    """
+    few = (4, 2)
+    try:
+        for size in few:
+            source.at(size)
+    except Exception:
+        small = max(source.num_envs, 2)
+        return 2 * small, small
+    return few
 
 
 def _state_kinds(

@@ -349,8 +349,10 @@ def _reduced(pair: Pair, kind: Kind) -> Kind:
             "sum": kind.reduction == "sum" and kind.degree == 1 and not kind.affine,
             "max": kind.reduction == "max",
         }[operation]
+        if not fits and kind.reduction == "sum" and kind.degree not in (0, 1):
+            return mixed(COUNT, pair.line)
         if not fits:
-            local = {0: "mean", 1: "sum"}.get(kind.degree, "reduction")
+            local = {0: "mean", 1: "sum"}.get(kind.degree, "")
             local = local if kind.reduction == "sum" else kind.reduction
             return mixed(f"is a local {local}, to which all_{operation} is applied", pair.line)
         return UNIFORM

@@ -8,11 +8,12 @@ inherited from inputs that have it and followed through every operation, never g
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal
+from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal, source_line
+from fragflow.errors import TraceError
 from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, join, mixed, varying
 from fragflow.graph.pair import Pair
 from fragflow.graph.replica_index_rules import INDEX_RULES
@@ -62,11 +63,22 @@ def _read(env: dict[Any, Kind], a: Any, b: Any, context: "Context") -> Kind:
 
 
 def _eqns(a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], context: "Context") -> None:
-    if len(a.eqns) != len(b.eqns):
-        raise AssertionError("the traces have different structures")
-    for x, y in zip(a.eqns, b.eqns, strict=True):
+    for x, y in zip(a.eqns, b.eqns, strict=False):
+        if x.primitive is not y.primitive:
+            _refuse(x, context)
         kinds = [_read(env, i, j, context) for i, j in zip(x.invars, y.invars, strict=True)]
         env.update(zip(x.outvars, context.apply(x, y, kinds), strict=True))
+
+
+    if len(a.eqns) != len(b.eqns):
+        _refuse(max(a, b, key=lambda jaxpr: len(jaxpr.eqns)).eqns[-1], context)
+
+
+def _refuse(eqn: Eqn, context: "Context") -> NoReturn:
+    raise TraceError(
+        f"what happens at {source_line(eqn)} depends on num_envs: it differs between "
+        f"{context.sizes[0]} and {context.sizes[1]} environments. Only shapes may depend on it."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +124,9 @@ def _closed(value: Any) -> ClosedJaxpr:
 
 def _call(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
     key = "jaxpr" if "jaxpr" in pair.params else "call_jaxpr"
-    return analyse(_closed(pair.a.params[key]), _closed(pair.b.params[key]), kinds, context)
+    results = analyse(_closed(pair.a.params[key]), _closed(pair.b.params[key]), kinds, context)
+    # Inside a library's function there may be no line of the user's: then it is the call's.
+    return [k if k.line or not k.reason else replace(k, line=pair.line) for k in results]
 
 
 def _fixpoint(first: list[Kind], step: Any, line: str) -> list[Kind]:

@@ -96,6 +96,9 @@ class LocalRuntime:
                         values,
                         self._channels,
                         waits_itself=not self._shares_thread(part.fragment),
+                        neighbours=frozenset(
+                            other for other, places in layouts.items() if set(places) == {layout}
+                        ),
                     )
                 )
         self._crews = self._make_crews()
@@ -266,14 +269,12 @@ class LocalRuntime:
             while running:
                 moved = False
                 for worker, steps in list(running.items()):
-                    before = worker.doing
                     try:
-                        next(steps)
+                        moved = next(steps) or moved
                     except StopIteration as finished:
                         results[worker] = finished.value
                         del running[worker]
                         moved = True
-                    moved = moved or worker.doing is not before
                 if moved:
                     idle_since = None
                 elif running:

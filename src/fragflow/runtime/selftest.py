@@ -49,7 +49,7 @@ def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
     if ins is None or outs is None or None in outs or contains_all_reduce(a):
         return True  # not row-wise: such a component sees all environments, or is reduced anyway
     rng = np.random.default_rng(0)
-    args = [_random(v.aval, rng) for v in a.invars]
+    args = [_random(v.aval, rng, axis) for v, axis in zip(a.invars, ins, strict=True)]
     whole = _run(a, args)
     for k in range(sizes[0] // sizes[1]):
         local_args = [
@@ -79,11 +79,14 @@ def _run(eqn: Eqn, args: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [np.asarray(r) for r in jax.jit(call)(*args)]
 
 
-def _random(aval: Any, rng: np.random.Generator) -> np.ndarray:
+def _random(aval: Any, rng: np.random.Generator, axis: int | None) -> np.ndarray:
     if is_key(aval):
         return rng.integers(0, 2**32, (*aval.shape, 2), dtype=np.uint32)
     if aval.dtype.kind == "f" or str(aval.dtype) == "bfloat16":
-        return rng.normal(size=aval.shape).astype(aval.dtype)
+        # Weights of a usual size: larger ones saturate a network and hide how it rounds.
+        is_weight = axis is None and len(aval.shape) > 1
+        scale = 1.0 / np.sqrt(aval.shape[-2]) if is_weight else 1.0
+        return (scale * rng.normal(size=aval.shape)).astype(aval.dtype)
     if aval.dtype == bool:
         return rng.random(aval.shape) < 0.5
     return rng.integers(0, 2, aval.shape).astype(aval.dtype)

@@ -30,9 +30,14 @@ class Worker:
         values: dict[Value, jax.Array],
         channels: Channels,
         waits_itself: bool = True,
+        neighbours: frozenset[str] = frozenset(),
     ):
-        """`waits_itself` blocks in a wait; else `run` yields, for a thread with other workers."""
+        """`waits_itself` blocks in a wait; else `run` yields, for a thread with other workers.
+
+        `neighbours` are the fragments on the same device: what they send need not be moved.
+        """
         self._waits_itself = waits_itself
+        self._neighbours = neighbours
         self.name = part.fragment.name
         self.replicas = tuple(replicas)
         self.messages = 0
@@ -48,10 +53,11 @@ class Worker:
         self._waits = [self._incoming(i) for i in part.code]
         self._steps = [self._step_numbers(loop) for loop in part.loops]
 
-    def run(self, start: int, count: int) -> Generator[None, None, Metrics]:
+    def run(self, start: int, count: int) -> Generator[bool, None, Metrics]:
         """Runs iterations `start` to `start + count` and returns the metrics of each.
 
-        It yields where it must wait for a message, so that one thread can drive several workers.
+        It yields where it must wait for a message, so that one thread can drive several workers:
+        whether it has done anything since it last did.
         """
         if self._part.fused:
             return self._run_fused(start, count)
@@ -95,15 +101,18 @@ class Worker:
         """Blocks until all that was started is finished."""
         jax.block_until_ready(list(self.state().values()))
 
-    def _run_iteration(self) -> Generator[None, None, None]:
+    def _run_iteration(self) -> Generator[bool, None, None]:
         code, actions, waits = self._part.code, self._actions, self._waits
         cursor, end = Cursor(), len(code)
+        moved = True
         while cursor.position < end:
             position = cursor.position
             for queue in waits[position]:
                 while queue.empty():
-                    yield
+                    yield moved
+                    moved = False
             actions[position](cursor)
+            moved = True
             cursor = advance(code, cursor)
 
     def _incoming(self, instruction: Any) -> list[Any]:
@@ -232,6 +241,12 @@ class Worker:
                 name = part_name(parcel.value, piece) if pieces > 1 and is_divided(parcel) else parcel.value
                 slots.append((name, kind_of(name, self._kinds), k, piece))
 
+        names = [slot[0] for slot in slots]
+
+        def get_near(_cursor: Cursor) -> None:
+            self.doing = what
+            values.update(zip(names, channels.get(lanes[0][2], what), strict=True))
+
         def get_one(_cursor: Cursor) -> None:
             self.doing = what
             payload = channels.get(lanes[0][2], what)
@@ -247,4 +262,6 @@ class Worker:
             for name, kind, k, piece in slots:
                 values[name] = layout.receive([row[piece][k] for row in rows], kind)
 
-        return get_one if len(lanes) == 1 else get
+        if len(lanes) == 1:
+            return get_near if transfer.source in self._neighbours else get_one
+        return get

@@ -1,0 +1,112 @@
+"""Distribution does not change learning: PPO under every policy against one undivided program."""
+
+import functools
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fragflow.algorithms.ppo import PPO
+from fragflow.environments import make_environment
+from fragflow.graph.split import Options
+from fragflow.policies import named_policy
+from fragflow.run import Experiment, Outcome, run
+
+UNOPTIMISED = Options(hoist=False, sink=False, coalesce=False)
+ONE_LEARNER = ("single-learner-coarse", "single-learner-fine", "environments")
+REPLICATED = ("multi-learner", "gpu-only", "central")
+
+
+@functools.cache
+def train(
+    policy: str,
+    workers: int,
+    *,
+    num_envs: int = 64,
+    hidden: tuple[int, ...] = (64, 64),
+    options: Options | None = None,
+    deterministic: bool = False,
+    iterations: int = 3,
+) -> Outcome:
+    algorithm = PPO(rollout_length=16, epochs=2, minibatches=2, hidden=hidden)
+    experiment = Experiment(
+        algorithm=algorithm,
+        environment=make_environment("CartPole-v1"),
+        num_envs=num_envs,
+        total_steps=iterations * 16 * num_envs,
+        seed=0,
+    )
+    return run(
+        experiment,
+        named_policy(policy),
+        workers=workers,
+        options=options,
+        deterministic=deterministic,
+    )
+
+
+def digest(state: Any) -> str:
+    leaves = jax.tree.leaves(state)
+    return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in leaves)).hexdigest()
+
+
+def relative_error(a: Any, b: Any) -> float:
+    """Largest difference of any leaf, relative to that leaf's size."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in pairs)
+
+
+@pytest.mark.parametrize("options", [None, UNOPTIMISED], ids=["optimised", "plain"])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("policy", ONE_LEARNER)
+def test_replicated_actors_and_environments_give_the_same_bits(policy, workers, options):
+    if options is UNOPTIMISED and policy == "environments":
+        policy = "central" if workers == 1 else "single-learner-fine"
+    fused = train("gpu-only", 1)
+    cut = train(policy, workers, options=options)
+    assert cut.start.programs > 1
+    assert cut.messages > 0
+    assert cut.bytes_moved > 0
+    assert fused.start.programs == 1
+    assert fused.messages == 0
+    assert cut.start.equality == "bitwise"
+    assert digest(cut.state) == digest(fused.state)
+    assert [r.metrics for r in cut.rows] == [r.metrics for r in fused.rows]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("policy", REPLICATED)
+def test_replicated_learners_agree_to_rounding(policy, workers):
+    fused = train("gpu-only", 1, num_envs=24, iterations=5)
+    cut = train(policy, workers, num_envs=24, iterations=5)
+    assert cut.start.equality.startswith("rounding")
+    assert relative_error(cut.state.params, fused.state.params) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("policy", "workers", "num_envs", "hidden"),
+    [
+        ("single-learner-coarse", 2, 8, (256, 256)),
+        ("single-learner-coarse", 4, 4, (64, 64)),
+        ("single-learner-fine", 4, 12, (64, 64)),
+        ("single-learner-coarse", 3, 12, (200, 200)),
+    ],
+)
+def test_deterministic_gives_the_same_bits_for_any_network_and_batch(
+    policy, workers, num_envs, hidden
+):
+    same = {"num_envs": num_envs, "hidden": hidden, "deterministic": True}
+    fused, cut = train("gpu-only", 1, **same), train(policy, workers, **same)
+    assert cut.start.equality == "bitwise"
+    assert digest(cut.state) == digest(fused.state)
+
+
+def test_the_self_test_tells_when_bits_differ():
+    """A wide network, and one environment per worker: XLA rounds differently there."""
+    cut = train("single-learner-coarse", 4, num_envs=4, hidden=(256, 256))
+    fused = train("gpu-only", 1, num_envs=4, hidden=(256, 256))
+    same = digest(cut.state) == digest(fused.state)
+    assert same or "actor" in cut.start.equality
+    assert relative_error(cut.state.params, fused.state.params) < 1e-3
