@@ -62,7 +62,7 @@ def elementwise(pair: Pair, kinds: Kinds) -> Kind:
 
 def combined_degree(name: str, kinds: Kinds) -> int | None:
     degrees = [k.degree for k in kinds if not k.zero]
-    if not any(degrees):
+    if not any(degrees) or is_zero(name, kinds):
         return 0
     if name == "mul":
         return sum(degrees)
@@ -78,6 +78,8 @@ def combined_degree(name: str, kinds: Kinds) -> int | None:
 def is_zero(name: str, kinds: Kinds) -> bool:
     if name == "mul":
         return any(k.zero for k in kinds)
+    if name == "div":
+        return kinds[0].zero
     if name in SUMS or name in LINEAR:
         return all(k.zero for k in kinds)
     return name == "select_n" and all(k.zero for k in kinds[1:])

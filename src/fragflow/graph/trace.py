@@ -263,16 +263,22 @@ class _Builder:
                     f"several fragments ({_listing(components, self._fragment_of)}). Only lax.scan "
                     "can be cut: move the components out of it, or place them together."
                 )
+        inputs = tuple(self._name(k, eqns) for k in range(len(eqn.invars)))
+        forwarded = _forwarded(eqn)
+        names = [
+            (inputs[forwarded[k]] if k in forwarded else None) or f"{path}.{k}"
+            for k in range(len(eqn.outvars))
+        ]
         for n, e in eqns.items():
-            self.bind(n, e.outvars, [f"{path}.{k}" for k in range(len(e.outvars))])
+            self.bind(n, e.outvars, names)
         return [
             Op(
                 path=path,
                 eqns=eqns,
-                inputs=tuple(self._name(v, eqns) for v in range(len(eqn.invars))),
+                inputs=inputs,
                 outputs=tuple(
-                    None if isinstance(v, DropVar) else f"{path}.{k}"
-                    for k, v in enumerate(eqn.outvars)
+                    None if isinstance(v, DropVar) or name in inputs else name
+                    for v, name in zip(eqn.outvars, names, strict=True)
                 ),
                 components=components,
             )
@@ -391,6 +397,19 @@ def _call_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
         if isinstance(inner, Jaxpr):
             return ClosedJaxpr(inner, ())
     return None
+
+
+def _forwarded(eqn: Eqn) -> dict[int, int]:
+    """Results of a call that are just one of its inputs: {result: input}."""
+    closed = _call_jaxpr(eqn) if eqn.primitive.name in ("jit", "pjit") else None
+    if closed is None:
+        return {}
+    position = {v: i for i, v in enumerate(closed.jaxpr.invars)}
+    return {
+        k: position[v]
+        for k, v in enumerate(closed.jaxpr.outvars)
+        if not isinstance(v, Literal) and v in position
+    }
 
 
 def _components(eqn: Eqn) -> frozenset[str]:

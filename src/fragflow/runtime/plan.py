@@ -24,7 +24,7 @@ from fragflow.graph.ir import (
     walk,
 )
 from fragflow.runtime.evaluate import Local
-from fragflow.runtime.pack import Draft, packed
+from fragflow.runtime.pack import Draft, pack_rows
 from fragflow.runtime.schedule import Code, Enter, Get, Instruction, Put, Repeat, Run
 
 
@@ -81,7 +81,7 @@ class Part:
     fused: bool
     """needs no messages: whole chunks of iterations run as one program"""
     packed_avals: Mapping[Value, Any] = field(default_factory=dict)
-    """types of the arrays that hold a loop's own values"""
+    """types of the arrays in which a loop's outputs are collected"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Plan:
 
 
 def make_plan(fdg: FDG, pack: bool = True) -> Plan:
-    """Plans every fragment of a graph; `pack` keeps a loop's own values in few arrays."""
+    """Plans every fragment of a graph; `pack` collects a loop's outputs in few arrays."""
     return Plan(
         parts={name: _part(fdg, fragment, pack) for name, fragment in fdg.fragments.items()}
     )
@@ -123,7 +123,7 @@ def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
     planner.flush()
     draft = planner.draft()
     if pack:
-        draft = packed(draft, fdg.program.avals[fragment.num_envs], _reads, _defines)
+        pack_rows(draft, fdg.program.avals[fragment.num_envs])
     return Part(
         fragment=fragment,
         segments=_finished(draft),

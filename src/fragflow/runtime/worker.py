@@ -1,6 +1,6 @@
 """A worker interprets a fragment's program: it does what the schedule says, and nothing else."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,9 +12,21 @@ from fragflow.runtime.channels import Channels
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
 from fragflow.runtime.layout import Layout, kind_of
 from fragflow.runtime.plan import Part, is_divided, part_name, share
-from fragflow.runtime.schedule import Cursor, Enter, Get, Put, Repeat, Run, advance, routes
+from fragflow.runtime.schedule import (
+    Code,
+    Cursor,
+    Enter,
+    Get,
+    Instruction,
+    Put,
+    Repeat,
+    Run,
+    routes,
+    unrolled,
+)
 
 Metrics = dict[Value, list[np.ndarray]]
+Action = Callable[[], None]
 
 
 class Worker:
@@ -49,9 +61,14 @@ class Worker:
         self._values = values
         self._channels = channels
         self._kinds: Mapping[Value, Kind] = fdg.kinds[self.name]
-        self._actions = [self._action(i) for i in part.code]
-        self._waits = [self._incoming(i) for i in part.code]
         self._steps = [self._step_numbers(loop) for loop in part.loops]
+        # The schedule is the same in every iteration: it is stepped through once, and replayed.
+        shared = {i: self._action(c) for i, c in enumerate(part.code) if not _is_loop(c)}
+        waits = [self._incoming(instruction) for instruction in part.code]
+        self._iteration = [
+            (waits[at.position], shared.get(at.position) or self._loop_action(part.code, at))
+            for at in unrolled(part.code)
+        ]
 
     def run(self, start: int, count: int) -> Generator[bool, None, Metrics]:
         """Runs iterations `start` to `start + count` and returns the metrics of each.
@@ -102,18 +119,14 @@ class Worker:
         jax.block_until_ready(list(self.state().values()))
 
     def _run_iteration(self) -> Generator[bool, None, None]:
-        code, actions, waits = self._part.code, self._actions, self._waits
-        cursor, end = Cursor(), len(code)
         moved = True
-        while cursor.position < end:
-            position = cursor.position
-            for queue in waits[position]:
+        for queues, action in self._iteration:
+            for queue in queues:
                 while queue.empty():
                     yield moved
                     moved = False
-            actions[position](cursor)
+            action()
             moved = True
-            cursor = advance(code, cursor)
 
     def _incoming(self, instruction: Any) -> list[Any]:
         """The queues to look at before an instruction, where the thread has other work too."""
@@ -130,7 +143,7 @@ class Worker:
             if receiver in self.replicas
         ]
 
-    def _action(self, instruction: Any) -> Any:
+    def _action(self, instruction: Instruction) -> Action:
         match instruction:
             case Run():
                 return self._run_action(self._programs[instruction.segment])
@@ -138,59 +151,54 @@ class Worker:
                 return self._put_action(instruction.transfer)
             case Get():
                 return self._get_action(instruction.transfer)
-            case Enter():
-                return self._enter_action(instruction.loop)
-            case Repeat():
-                return self._repeat_action(instruction.loop)
         raise AssertionError(instruction)
 
-    def _run_action(self, program: Program) -> Any:
+    def _run_action(self, program: Program) -> Action:
         values, call = self._values, program.call
-        inputs, outputs = program.inputs, program.outputs
-        is_group = self._layout.replicas > 1
+        read, inputs, outputs = values.__getitem__, program.inputs, program.outputs
 
-        def run(_cursor: Cursor) -> None:
+        def run() -> None:
             self.doing = program
-            results = call(*[values[v] for v in inputs])
+            values.update(zip(outputs, call(*map(read, inputs)), strict=True))
+
+        def run_group() -> None:
+            self.doing = program
+            results = call(*map(read, inputs))
+            # Collectives of two programs under way at once can deadlock on few cores.
+            jax.block_until_ready(results)
             values.update(zip(outputs, results, strict=True))
-            if is_group:
-                # Collectives of two programs under way at once can deadlock on few cores.
-                jax.block_until_ready(results)
 
-        return run
+        return run_group if self._layout.replicas > 1 else run
 
-    def _enter_action(self, index: int) -> Any:
-        loop, values = self._part.loops[index], self._values
+    def _loop_action(self, code: Code, at: Cursor) -> Action:
+        """The renaming of values at the start of a loop, or at the end of one of its steps."""
+        instruction = code[at.position]
+        assert isinstance(instruction, Enter | Repeat)
+        loop, values = self._part.loops[instruction.loop], self._values
+        numbers = self._steps[instruction.loop]
+        if isinstance(instruction, Enter):
+            pairs, number = loop.entry, numbers[0]
+        else:
+            step = at.steps[-1] + 1
+            pairs, number = loop.step, numbers[step] if step < loop.length else None
+        targets = [target for target, _ in pairs]
+        sources = [source for _, source in pairs]
 
-        def enter(_cursor: Cursor) -> None:
-            first = [values[v] for _, v in loop.entry]
-            values.update(zip((inside for inside, _ in loop.entry), first, strict=True))
-            values[loop.counter] = self._steps[index][0]
-
-        return enter
-
-    def _repeat_action(self, index: int) -> Any:
-        loop, values = self._part.loops[index], self._values
-        insides = [inside for inside, _ in loop.step]
-        nexts = [value for _, value in loop.step]
-
-        def repeat(cursor: Cursor) -> None:
-            renamed = [values[v] for v in nexts]
-            values.update(zip(insides, renamed, strict=True))
-            step = cursor.steps[-1] + 1
-            if step < loop.length:
-                values[loop.counter] = self._steps[index][step]
+        def rename() -> None:
+            values.update(zip(targets, [values[v] for v in sources], strict=True))
+            if number is not None:
+                values[loop.counter] = number
             else:
                 for final, inside in loop.exit:
                     values[final] = values[inside]
 
-        return repeat
+        return rename
 
     def _step_numbers(self, loop: Any) -> list[jax.Array]:
         order = range(loop.length - 1, -1, -1) if loop.reverse else range(loop.length)
         return [self._layout.place(np.int32(k), UNIFORM) for k in order]
 
-    def _put_action(self, transfer: Transfer) -> Any:
+    def _put_action(self, transfer: Transfer) -> Action:
         """Hands the message's values to every receiving replica."""
         sources = self._fdg.fragments[transfer.source].replicas
         targets = self._fdg.fragments[transfer.target].replicas
@@ -212,12 +220,12 @@ class Worker:
         every = [n for _, names, _, _ in lanes for n in names]
         kind = {n: kind_of(n, kinds) for n in every}
 
-        def put_single(_cursor: Cursor) -> None:
+        def put_single() -> None:
             for _, names, needed, queue in lanes:
                 queue.put([values[n] if want else None for n, want in zip(names, needed, strict=True)])
             self.messages += len(lanes)
 
-        def put_group(_cursor: Cursor) -> None:
+        def put_group() -> None:
             local = {n: layout.pieces(values[n], kind[n]) for n in dict.fromkeys(every)}
             for index, names, needed, queue in lanes:
                 queue.put(
@@ -227,7 +235,7 @@ class Worker:
 
         return put_single if single else put_group
 
-    def _get_action(self, transfer: Transfer) -> Any:
+    def _get_action(self, transfer: Transfer) -> Action:
         """Waits for all senders and stores the values, or their pieces."""
         sources = self._fdg.fragments[transfer.source].replicas
         targets = self._fdg.fragments[transfer.target].replicas
@@ -243,17 +251,17 @@ class Worker:
 
         names = [slot[0] for slot in slots]
 
-        def get_near(_cursor: Cursor) -> None:
+        def get_near() -> None:
             self.doing = what
             values.update(zip(names, channels.get(lanes[0][2], what), strict=True))
 
-        def get_one(_cursor: Cursor) -> None:
+        def get_one() -> None:
             self.doing = what
             payload = channels.get(lanes[0][2], what)
             for name, kind, k, _ in slots:
                 values[name] = layout.receive((payload[k],), kind)
 
-        def get(_cursor: Cursor) -> None:
+        def get() -> None:
             self.doing = what
             payloads: dict[int, list[Any]] = {}
             for _, receiver, queue in lanes:
@@ -265,3 +273,7 @@ class Worker:
         if len(lanes) == 1:
             return get_near if transfer.source in self._neighbours else get_one
         return get
+
+
+def _is_loop(instruction: Instruction) -> bool:
+    return isinstance(instruction, Enter | Repeat)
