@@ -2,9 +2,9 @@
 
 import itertools
 import re
-from pathlib import Path
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import lax
@@ -14,7 +14,10 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-Eqn = core.JaxprEqn
+if TYPE_CHECKING:
+    Eqn = Any  # JAX's own class does not say that variables have shapes
+else:
+    Eqn = core.JaxprEqn
 Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
 Literal = core.Literal
@@ -60,8 +63,15 @@ def component_of(eqn: Eqn) -> str | None:
 
 all_reduce_p = core.Primitive("all_reduce")
 all_reduce_p.multiple_results = True
-all_reduce_p.def_impl(lambda *xs, operation: list(xs))
-all_reduce_p.def_abstract_eval(lambda *avals, operation: list(avals))
+
+
+def _identity(*values: Any, operation: str) -> list[Any]:
+    del operation
+    return list(values)
+
+
+all_reduce_p.def_impl(_identity)
+all_reduce_p.def_abstract_eval(_identity)
 
 
 def all_reduce(operation: str, values: Sequence[Any]) -> list[Any]:
@@ -91,9 +101,7 @@ def _all_reduce_transpose(cotangents: Sequence[Any], *_: Any, operation: str) ->
 batching.primitive_batchers[all_reduce_p] = _all_reduce_batch
 ad.primitive_jvps[all_reduce_p] = _all_reduce_jvp
 ad.primitive_transposes[all_reduce_p] = _all_reduce_transpose
-mlir.register_lowering(
-    all_reduce_p, mlir.lower_fun(lambda *xs, operation: list(xs), multiple_results=True)
-)
+mlir.register_lowering(all_reduce_p, mlir.lower_fun(_identity, multiple_results=True))
 
 
 def reduce_over_axis(operation: str, values: Sequence[Any], axis: str) -> list[Any]:

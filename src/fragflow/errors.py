@@ -1,4 +1,4 @@
-"""What can go wrong, one class per stage; the command line turns each into one message and exit code."""
+"""What can go wrong, one class per stage; each becomes one message and an exit code."""
 
 import difflib
 from collections.abc import Iterable

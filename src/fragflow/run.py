@@ -126,7 +126,7 @@ class Outcome:
 
 
 def mean_return(rows: Sequence[Row]) -> float | None:
-    """Mean over the episodes that ended in the last iterations, at least a hundred if there were."""
+    """Mean over the episodes of the last iterations: as many as make a hundred episodes."""
     count, total = 0, 0.0
     for row in reversed(rows):
         count, total = count + row.episodes, total + row.return_sum
@@ -242,9 +242,7 @@ def run(
     )
 
 
-def _train(
-    engine: Any, iterations: int, steps: int, observer: Observer
-) -> tuple[list[Row], float]:
+def _train(engine: Any, iterations: int, steps: int, observer: Observer) -> tuple[list[Row], float]:
     """Chunks of iterations, sized so that reports come out about four times a second."""
     rows: list[Row] = []
     began = time.perf_counter()
@@ -280,7 +278,7 @@ def _row(index: int, steps: int, values: Mapping[str, np.ndarray], seconds: floa
         iteration=index,
         env_steps=(index + 1) * steps,
         metrics=metrics,
-        episodes=int(total("count")),
+        episodes=int(total("episodes")),
         return_sum=total("return_sum"),
         length_sum=int(total("length_sum")),
         seconds=seconds,
@@ -302,7 +300,9 @@ def _equality(fdg: FDG, trace_at: Any, deterministic: bool, observer: Observer) 
     groups = [f.name for f in fdg.fragments.values() if f.group]
     if groups:
         return f"rounding: replicas of {', '.join(groups)} add up gradients in another order"
-    partial = [t for t in fdg.transfers if any(p.collective.startswith("reduce") for p in t.parcels)]
+    partial = [
+        t for t in fdg.transfers if any(p.collective.startswith("reduce") for p in t.parcels)
+    ]
     if partial:
         return f"rounding: {partial[0].source} reduces in parts"
     if deterministic:
@@ -337,6 +337,4 @@ def _state_tree(trace: Trace, fdg: FDG, leaves: Mapping[str, np.ndarray]) -> Any
 
 def _eager_init(init: Any, sources: Mapping[str, np.ndarray]) -> Any:
     with jax.disable_jit():
-        return init(
-            jax.numpy.asarray(sources["run_key"]), jax.numpy.asarray(sources["env_ids"])
-        )
+        return init(jax.numpy.asarray(sources["run_key"]), jax.numpy.asarray(sources["env_ids"]))

@@ -1,4 +1,4 @@
-"""The heart of the compiler: fragments give what plain jit gives, whatever the program and the cut."""
+"""The heart: fragments give what plain jit gives, whatever the program and the cut."""
 
 import functools
 from typing import Any

@@ -62,7 +62,7 @@ def test_truncated_episode_restarts_and_keeps_its_last_observation() -> None:
     assert bool(jnp.all(jnp.abs(timestep.obs) <= 0.05))
     np.testing.assert_array_equal(timestep.obs[:, 0], state.inner.x)
     np.testing.assert_array_equal(state.inner.time, 0)
-    np.testing.assert_array_equal(state.finished.count, 1)
+    np.testing.assert_array_equal(state.finished.episodes, 1)
     np.testing.assert_array_equal(state.finished.length_sum, 3)
     np.testing.assert_array_equal(state.finished.return_sum, 3.0)
 

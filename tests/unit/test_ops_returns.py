@@ -67,17 +67,3 @@ def test_gae_with_one_environment_is_the_same_column() -> None:
     together = gae(data)
     alone = gae({name: array[:, 1:2] for name, array in data.items()})
     np.testing.assert_array_equal(together[:, 1:2], alone)
-
-
-def test_gae_agrees_with_rlax_where_no_episode_is_truncated() -> None:
-    rlax = pytest.importorskip("rlax")
-    data = rollout(steps=17, envs=1, ends=0.0, seed=3)
-    data["terminated"] = data["done"] = np.arange(17)[:, None] % 5 == 4
-    # rlax takes the values of T + 1 observations; without truncation they are also the successors'.
-    values = np.concatenate([data["value"], data["next_value"][-1:]])
-    data["next_value"] = values[1:]
-    expected = rlax.truncated_generalized_advantage_estimation(
-        data["reward"][:, 0], GAMMA * ~data["done"][:, 0], LAMBDA, values[:, 0]
-    )
-    advantages = gae(data)
-    np.testing.assert_allclose(advantages[:, 0], expected, rtol=1e-5, atol=1e-5)

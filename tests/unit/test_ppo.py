@@ -66,7 +66,7 @@ def test_it_learns_to_balance_a_pole() -> None:
     assert all(np.isfinite(value).all() for value in metrics.values())
     episodes = state.env_state.finished
     # A random policy balances it for about 22 steps.
-    assert float(episodes.length_sum.sum() / episodes.count.sum()) > 40.0
+    assert float(episodes.length_sum.sum() / episodes.episodes.sum()) > 40.0
 
 
 def glue(jaxpr: Jaxpr) -> list[str]:

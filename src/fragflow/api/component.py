@@ -43,7 +43,7 @@ def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 token = _inside.set(name)
                 try:
                     inner_args, inner_kwargs = jax.tree.unflatten(structure, filled)
-                    return function(*inner_args, **inner_kwargs)
+                    return function(*inner_args, **inner_kwargs)  # pyright: ignore[reportCallIssue]
                 finally:
                     _inside.reset(token)
 

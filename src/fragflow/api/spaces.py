@@ -28,7 +28,9 @@ class Box:
 
         def full(bound: float | tuple[float, ...]) -> np.ndarray:
             array = np.asarray(bound, self.dtype)
-            return np.broadcast_to(array if array.ndim == 0 else array.reshape(self.shape), self.shape)
+            return np.broadcast_to(
+                array if array.ndim == 0 else array.reshape(self.shape), self.shape
+            )
 
         return full(self.low), full(self.high)
 

@@ -14,7 +14,7 @@ from fragflow.errors import ConfigError
 class EpisodeStats(NamedTuple):
     """Per environment, over the episodes that ended since the statistics were last cleared."""
 
-    count: jax.Array
+    episodes: jax.Array
     return_sum: jax.Array
     length_sum: jax.Array
 
@@ -125,7 +125,7 @@ class Environments:
             episode_return=jnp.where(done, 0.0, total),
             episode_length=jnp.where(done, 0, length),
             finished=EpisodeStats(
-                count=state.finished.count + ended,
+                episodes=state.finished.episodes + ended,
                 return_sum=state.finished.return_sum + jnp.where(done, total, 0.0),
                 length_sum=state.finished.length_sum + ended * length,
             ),

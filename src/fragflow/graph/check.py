@@ -74,8 +74,8 @@ def check_messages(fdg: FDG) -> None:
     """Each message is sent once and received once per step, in the same order on both sides."""
     for transfer in fdg.transfers:
         for name, kind in ((transfer.source, Send), (transfer.target, Receive)):
-            nodes = walk((fdg.fragments[name].loop,))
-            count = sum(isinstance(n, kind) and n.transfer.name == transfer.name for n in nodes)
+            names = _order(fdg.fragments[name], kind, transfer.source, transfer.target)
+            count = names.count(transfer.name)
             assert count == 1, f"message {transfer.name} occurs {count} times in {name}"
     names = list(fdg.fragments)
     for a in names:
@@ -86,12 +86,11 @@ def check_messages(fdg: FDG) -> None:
                 assert sent == received, f"{a} sends {sent}, {b} receives {received}"
 
 
-def _order(fragment: Fragment, kind: type, source: str, target: str) -> list[str]:
-    return [
-        n.transfer.name
-        for n in walk((fragment.loop,))
-        if isinstance(n, kind) and (n.transfer.source, n.transfer.target) == (source, target)
-    ]
+def _order(
+    fragment: Fragment, kind: type[Send] | type[Receive], source: str, target: str
+) -> list[str]:
+    found = [n.transfer for n in walk((fragment.loop,)) if isinstance(n, kind)]
+    return [t.name for t in found if (t.source, t.target) == (source, target)]
 
 
 def check_replicas(
@@ -137,9 +136,7 @@ def _check_crossing(
             raise ReplicaError(f"{what} {kind.reason}{_at(kind)}, {where}. {advice(kind)}")
         if kind.tag is Tag.PARTIAL:
             readers = [
-                n
-                for n in walk((target_loop,))
-                if isinstance(n, Op) and parcel.value in n.inputs
+                n for n in walk((target_loop,)) if isinstance(n, Op) and parcel.value in n.inputs
             ]
             if not readers or not all(is_all_reduce(op) for op in readers):
                 raise ReplicaError(
@@ -180,7 +177,11 @@ def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) ->
             f"{label} would differ under replicas of fragment {name!r}: it follows from something "
             f"that {kind.reason}{_at(kind)}. {advice(kind)}"
         )
-    if kind.tag is Tag.VARYING and role == "the metric" and not program.labels[value].startswith("1."):
+    if (
+        kind.tag is Tag.VARYING
+        and role == "the metric"
+        and not program.labels[value].startswith("1.")
+    ):
         raise ReplicaError(
             f"{label} still has the environment axis: reduce it (ff.all_mean of its mean)."
         )

@@ -42,7 +42,7 @@ def colour(
     names = list(replicas)
     # Isolating cuts, the last fragment taking what no other one claims.
     for name in names[:-1]:
-        for path in _isolated(name, names, glue, owners, edges):
+        for path in _isolated(name, glue, owners, edges):
             owners.setdefault(path, name)
     for path in glue:
         owners.setdefault(path, names[-1])
@@ -164,7 +164,6 @@ def _hyperedges(
 
 def _isolated(
     name: str,
-    names: Sequence[str],
     glue: Sequence[str],
     owners: Mapping[str, Owner],
     edges: Sequence[tuple[tuple[str, ...], float]],
@@ -186,7 +185,9 @@ def _isolated(
         ends = {terminal(path) for path in members}
         if len(ends) == 1:
             continue
-        graph.add_edge(f"in {k}", f"out {k}", **({} if cost == float("inf") else {"capacity": cost}))
+        graph.add_edge(
+            f"in {k}", f"out {k}", **({} if cost == float("inf") else {"capacity": cost})
+        )
         for end in sorted(ends):
             graph.add_edge(end, f"in {k}")
             graph.add_edge(f"out {k}", end)

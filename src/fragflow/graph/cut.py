@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fragflow._jax import ClosedJaxpr, contains_all_reduce
 from fragflow.api.algorithm import Algorithm
 from fragflow.api.environment import Environment
+from fragflow.graph.build import build
 from fragflow.graph.check import check_fdg, check_owners, check_replicas
 from fragflow.graph.colour import colour
 from fragflow.graph.dataflow import dataflow
@@ -15,7 +16,7 @@ from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
 from fragflow.graph.kinds import UNIFORM, Kind
 from fragflow.graph.optimise import coalesce, unhoist
 from fragflow.graph.split import Options, insert_transfers, project, split
-from fragflow.graph.trace import Trace, build, components_in, trace, trace_init
+from fragflow.graph.trace import Trace, components_in, trace, trace_init
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
 
 EVERYWHERE = "everywhere"
@@ -34,9 +35,7 @@ class Traced:
 
     def at(self, num_envs: int) -> Trace:
         if num_envs not in self.traces:
-            self.traces[num_envs] = trace(
-                self.algorithm, self.environment, self.num_envs, num_envs
-            )
+            self.traces[num_envs] = trace(self.algorithm, self.environment, self.num_envs, num_envs)
         return self.traces[num_envs]
 
     def init_at(self, num_envs: int) -> ClosedJaxpr:
@@ -147,9 +146,7 @@ def _analysis_sizes(source: Traced) -> tuple[int, int]:
     return few
 
 
-def _state_kinds(
-    source: Traced, program: Program, sizes: tuple[int, int]
-) -> Mapping[Value, Kind]:
+def _state_kinds(source: Traced, program: Program, sizes: tuple[int, int]) -> Mapping[Value, Kind]:
     found = initial_kinds(source.init_at(sizes[0]), source.init_at(sizes[1]), sizes)
     return {c.init: kind for c, kind in zip(program.loop.carries, found, strict=True)}
 

@@ -89,47 +89,39 @@ def _maker(value: Value, makers: Mapping[Value, str], origin: Mapping[Value, Val
 def _free_values(program: Program, loops: list[Loop]) -> frozenset[Value]:
     """Greatest set of values that follow from sources: carries are assumed free until refuted."""
     known = {*program.sources.values(), *(c.output for c in program.constants)}
+    known |= {carry.init for carry in program.loop.carries}
     if program.loop.counter is not None:
         known.add(program.loop.counter)
-    known |= {carry.init for carry in program.loop.carries}
+    carries: list[Carry] = [c for loop in loops for c in loop.carries]
     refuted: set[Value] = set()
     while True:
-        free = set(known)
-        carries: list[Carry] = [c for loop in loops for c in loop.carries]
-        free |= {c.inside for c in carries if c.inside not in refuted}
+        assumed = {c.inside for c in carries if c.inside not in refuted}
+        free = _consequences(program, known | assumed)
+        wrong = {c.inside for c in carries if c.inside in free and not {c.next, c.init} <= free}
+        if not wrong:
+            return frozenset(free)
+        refuted |= wrong
+
+
+def _consequences(program: Program, given: set[Value]) -> set[Value]:
+    """All that follows from `given` without a component or a reduction over replicas."""
+    free, size = set(given), -1
+    while size != (size := len(free)):
         for node in walk((program.loop,)):
             match node:
                 case Op():
-                    if not node.components and not contains_all_reduce(node.eqn):
-                        if all(v is None or v in free for v in node.inputs):
-                            free |= {v for v in node.outputs if v is not None}
+                    is_glue = not node.components and not contains_all_reduce(node.eqn)
+                    if is_glue and all(v is None or v in free for v in node.inputs):
+                        free |= {v for v in node.outputs if v is not None}
                 case Constant():
                     free.add(node.output)
                 case Loop():
                     free |= {s.inside for s in node.slices if s.outside in free}
-        # A loop's results are known only after its body, so look at it once more.
-        changed = True
-        while changed:
-            before = len(free)
-            for loop in loops:
-                free |= {c.final for c in loop.carries if c.inside in free and c.next in free}
-                free |= {s.outside for s in loop.stacks if s.element in free}
-                free |= {s.inside for s in loop.slices if s.outside in free}
-            for node in walk((program.loop,)):
-                if isinstance(node, Op) and not node.components:
-                    if not contains_all_reduce(node.eqn) and all(
-                        v is None or v in free for v in node.inputs
-                    ):
-                        free |= {v for v in node.outputs if v is not None}
-            changed = len(free) > before
-        wrong = {
-            c.inside
-            for c in carries
-            if c.inside in free and not (c.next in free and c.init in free)
-        }
-        if not wrong:
-            return frozenset(free)
-        refuted |= wrong
+                    free |= {s.outside for s in node.stacks if s.element in free}
+                    free |= {c.final for c in node.carries if {c.inside, c.next} <= free}
+                case _:
+                    pass
+    return free
 
 
 def num_bytes(aval: Any) -> int:

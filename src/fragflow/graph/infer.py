@@ -1,4 +1,4 @@
-"""What each fragment's replicas hold of every value: a fixpoint over fragments and their messages."""
+"""What each fragment's replicas hold of every value: a fixpoint over fragments and messages."""
 
 from collections.abc import Mapping
 from dataclasses import replace

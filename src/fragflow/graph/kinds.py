@@ -38,7 +38,9 @@ class Kind:
     def __str__(self) -> str:
         match self.tag:
             case Tag.VARYING:
-                return f"V{self.axis}" + (f"({self.outer}·n·{self.inner})" if self.outer > 1 else "")
+                return f"V{self.axis}" + (
+                    f"({self.outer}·n·{self.inner})" if self.outer > 1 else ""
+                )
             case Tag.PARTIAL:
                 return f"P({self.reduction})"
             case Tag.MIXED:

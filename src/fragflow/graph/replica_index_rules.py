@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from fragflow.graph.elementwise import LOCAL, Kinds, Rule
 from fragflow.graph.kinds import UNIFORM, Kind, Tag, mixed, partial
-from fragflow.graph.replica_rules import LOCAL, Kinds, Rule, same_class
 from fragflow.graph.pair import Pair
+from fragflow.graph.replica_rules import same_class
 
 INDEXED = "is indexed along the environment axis"
 

@@ -3,111 +3,17 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from fragflow.graph.elementwise import (
+    COUNT,
+    ELEMENTWISE,
+    LOCAL,
+    Kinds,
+    Rule,
+    elementwise,
+    layout_of,
+)
 from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, mixed, partial, varying
 from fragflow.graph.pair import Pair
-
-Kinds = tuple[Kind, ...]
-Rule = Callable[[Pair, Kinds], Kind | list[Kind]]
-
-LOCAL = "is computed from one replica's environments only, before it is reduced over all of them"
-COUNT = "depends on how many environments a replica holds"
-
-LINEAR = {
-    "neg", "convert_element_type", "copy", "copy_p", "reduce_precision", "stop_gradient", "name",
-}
-SUMS = {"add", "sub", "add_any"}
-ELEMENTWISE = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy
-copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag
-integer_pow is_finite le lgamma log log1p logistic lt le_to lt_to max min mul mulhi name ne neg
-nextafter not or bessel_i0e bessel_i1e complex conj regularized_incomplete_beta
-population_count clz pow real reduce_precision rem round rsqrt select_n shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-threefry2x32 xor bitcast_convert_type random_fold_in random_seed optimization_barrier polygamma
-""".split()
-
-
-def layout_of(pair: Pair, kinds: Kinds) -> Kind | None:
-    """The common layout of the varying operands, or a mixed kind if they have none."""
-    found = [k for k in kinds if k.tag is Tag.VARYING]
-    firm = [k for k in found if not k.flexible]
-    if not found:
-        return None
-    if len({k.layout for k in firm}) > 1 or len({k.axis for k in found}) > 1:
-        return mixed("pairs environments with one another", pair.line)
-    return firm[0] if firm else found[0]
-
-
-def elementwise(pair: Pair, kinds: Kinds) -> Kind:
-    layout = layout_of(pair, kinds)
-    parts = [k for k in kinds if k.tag is Tag.PARTIAL]
-    if layout is not None:
-        if layout.tag is Tag.MIXED:
-            return layout
-        if parts:
-            return mixed(LOCAL, parts[0].line)
-        degree = combined_degree(pair.name, kinds)
-        if degree is None:
-            return mixed(COUNT, pair.line)
-        flexible = all(k.flexible or k.tag is Tag.UNIFORM for k in kinds)
-        zero = is_zero(pair.name, kinds)
-        return replace(layout, degree=degree, flexible=flexible, zero=zero)
-    if parts:
-        return linear(pair, kinds, parts)
-    degree = combined_degree(pair.name, kinds)
-    if degree is None:
-        return mixed(COUNT, pair.line)
-    return replace(UNIFORM, degree=degree, zero=is_zero(pair.name, kinds))
-
-
-def combined_degree(name: str, kinds: Kinds) -> int | None:
-    degrees = [k.degree for k in kinds if not k.zero]
-    if not any(degrees) or is_zero(name, kinds):
-        return 0
-    if name == "mul":
-        return sum(degrees)
-    if name == "div":
-        return kinds[0].degree - kinds[1].degree
-    if name == "select_n":
-        degrees = [k.degree for k in kinds[1:] if not k.zero]
-    elif name not in LINEAR and name not in SUMS and name not in ("max", "min"):
-        return None
-    return degrees[0] if len(set(degrees)) == 1 else None
-
-
-def is_zero(name: str, kinds: Kinds) -> bool:
-    if name == "mul":
-        return any(k.zero for k in kinds)
-    if name == "div":
-        return kinds[0].zero
-    if name in SUMS or name in LINEAR:
-        return all(k.zero for k in kinds)
-    return name == "select_n" and all(k.zero for k in kinds[1:])
-
-
-def linear(pair: Pair, kinds: Kinds, parts: list[Kind]) -> Kind:
-    """A function of partial values: fine if it commutes with the reduction that must follow."""
-    part = parts[0]
-    others = [k for k in kinds if k.tag is not Tag.PARTIAL]
-    name = pair.name
-    if name == "neg" and part.reduction != "sum":
-        return replace(part, reduction={"max": "min", "min": "max"}[part.reduction])
-    if name in LINEAR or name == "optimization_barrier":
-        return part
-    if part.reduction == "sum":
-        if name in SUMS and len({k.degree for k in parts}) == 1:
-            plain = all(k.zero for k in others)
-            if plain or part.degree == 0 and all(k.degree == 0 for k in others):
-                return replace(part, affine=any(k.affine for k in parts) or not plain)
-        if name == "mul" and len(parts) == 1:
-            return replace(part, degree=sum(k.degree for k in kinds))
-        if name == "div" and len(parts) == 1 and kinds[0].tag is Tag.PARTIAL:
-            return replace(part, degree=kinds[0].degree - kinds[1].degree)
-        if name == "select_n" and kinds[0].tag is Tag.UNIFORM:
-            same = len({k.degree for k in parts}) == 1
-            if same and all(k.zero or part.degree == 0 for k in others[1:]):
-                return replace(part, affine=not all(k.zero for k in others[1:]))
-    return mixed(LOCAL, part.line)
 
 
 def same_class(pair: Pair, kinds: Kinds) -> Kind | None:
@@ -120,8 +26,9 @@ def same_class(pair: Pair, kinds: Kinds) -> Kind | None:
         others = [k for k in kinds if k.tag is Tag.UNIFORM]
         if len({(k.degree, k.reduction) for k in parts}) > 1:
             return mixed(LOCAL, parts[0].line)
-        return replace(parts[0], affine=any(k.affine for k in parts) or any(
-            not k.zero for k in others))
+        return replace(
+            parts[0], affine=any(k.affine for k in parts) or any(not k.zero for k in others)
+        )
     degrees = {k.degree for k in kinds if not k.zero}
     if len(degrees) > 1:
         return mixed(COUNT, pair.line)
@@ -160,7 +67,7 @@ def broadcast_in_dim(pair: Pair, kinds: Kinds) -> Kind:
     return varying(made[0], inner=inner, flexible=True, degree=kind.degree, zero=kind.zero)
 
 
-def iota(pair: Pair, kinds: Kinds) -> Kind:
+def iota(pair: Pair, _: Kinds) -> Kind:
     made = pair.output_sized()
     if not made:
         return UNIFORM
@@ -276,7 +183,9 @@ def reduction(kind_of: str) -> Rule:
         if kind.axis not in axes:
             return replace(kind, axis=kind.axis - sum(d < kind.axis for d in axes))
         if kind_of == "other":
-            return mixed("reduces the environment axis in a way that no all_... continues", pair.line)
+            return mixed(
+                "reduces the environment axis in a way that no all_... continues", pair.line
+            )
         if kind.zero:
             return ZERO
         degree = kind.degree + 1 if kind_of == "sum" else kind.degree
@@ -308,12 +217,10 @@ def dot_general(pair: Pair, kinds: Kinds) -> Kind:
         return replace(kind, axis=axis, degree=degree, flexible=False)
 
     both = lhs.tag is rhs.tag is Tag.VARYING
-    if both and lhs.axis in lhs_contract and rhs.axis in rhs_contract:
-        if lhs_contract.index(lhs.axis) == rhs_contract.index(rhs.axis):
-            return partial(pair.line, degree=degree + 1)
-    if both and lhs.axis in lhs_batch and rhs.axis in rhs_batch:
-        if lhs_batch.index(lhs.axis) == rhs_batch.index(rhs.axis):
-            return result(lhs_batch.index(lhs.axis), lhs if not lhs.flexible else rhs)
+    if both and (lhs.axis, rhs.axis) in zip(lhs_contract, rhs_contract, strict=True):
+        return partial(pair.line, degree=degree + 1)
+    if both and (lhs.axis, rhs.axis) in zip(lhs_batch, rhs_batch, strict=True):
+        return result(lhs_batch.index(lhs.axis), lhs if not lhs.flexible else rhs)
     if lhs.tag is Tag.VARYING and rhs.tag is Tag.UNIFORM and lhs.axis in free[0]:
         return result(len(lhs_batch) + free[0].index(lhs.axis), lhs)
     if rhs.tag is Tag.VARYING and lhs.tag is Tag.UNIFORM and rhs.axis in free[1]:

@@ -44,15 +44,16 @@ def constant_kind(a: Any, b: Any, sizes: tuple[int, int]) -> Kind:
     return mixed("depends on how many environments a replica holds", where)
 
 
-def analyse(a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind], context: "Context") -> list[Kind]:
+def analyse(
+    a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind], context: "Context"
+) -> list[Kind]:
     """Kinds of the results of a jaxpr, given those of its inputs."""
     env: dict[Any, Kind] = dict(zip(a.jaxpr.invars, kinds, strict=True))
     for variable, x, y in zip(a.jaxpr.constvars, a.consts, b.consts, strict=True):
         env[variable] = context.settle(constant_kind(x, y, context.sizes))
     _eqns(a.jaxpr, b.jaxpr, env, context)
     return [
-        _read(env, x, y, context)
-        for x, y in zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True)
+        _read(env, x, y, context) for x, y in zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True)
     ]
 
 
@@ -68,7 +69,6 @@ def _eqns(a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], context: "Context") -> None:
             _refuse(x, context)
         kinds = [_read(env, i, j, context) for i, j in zip(x.invars, y.invars, strict=True)]
         env.update(zip(x.outvars, context.apply(x, y, kinds), strict=True))
-
 
     if len(a.eqns) != len(b.eqns):
         _refuse(max(a, b, key=lambda jaxpr: len(jaxpr.eqns)).eqns[-1], context)
@@ -164,8 +164,10 @@ def _while(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
     a, b = pair.a.params["cond_jaxpr"], pair.b.params["cond_jaxpr"]
     test = analyse(a, b, [*kinds[:test_consts], *carry], context)[0]
     if test.tag is not Tag.UNIFORM:
-        return [mixed("is computed by a loop whose length differs from replica to replica", pair.line)
-                for _ in carry]
+        return [
+            mixed("is computed by a loop whose length differs from replica to replica", pair.line)
+            for _ in carry
+        ]
     return carry
 
 

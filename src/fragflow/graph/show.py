@@ -52,9 +52,9 @@ def value_names(program: Program) -> Mapping[Value, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """Values of a message that look alike, shown together."""
+    """One value of a message, as it is shown."""
 
-    names: tuple[str, ...]
+    name: str
     type: str
     collective: str
     bytes: int
@@ -66,7 +66,7 @@ def _lines(fdg: FDG, transfer: Transfer, names: Mapping[Value, str]) -> list[_Li
     target = fdg.fragments[transfer.target].replicas
     return [
         _Line(
-            names=(names.get(parcel.value, parcel.value),),
+            name=names.get(parcel.value, parcel.value),
             type=_type(program, parcel),
             collective=parcel.collective,
             bytes=parcel_bytes(program, parcel, source, target),
@@ -91,7 +91,9 @@ def _size(count: int) -> str:
 
 
 def _heading(fdg: FDG, title: str) -> str:
-    return f"{title + ' · ' if title else ''}policy {fdg.policy} · {fdg.program.num_envs} environments"
+    return (
+        f"{title + ' · ' if title else ''}policy {fdg.policy} · {fdg.program.num_envs} environments"
+    )
 
 
 def _label(fragment: Fragment) -> str:
@@ -128,7 +130,7 @@ def _text(fdg: FDG, title: str) -> str:
         rows = _lines(fdg, transfer, names)
         width = max(len(row.type) for row in rows)
         out += [
-            f"  {row.collective:12} {row.type:{width}}  {_size(row.bytes):>9}  {', '.join(row.names)}"
+            f"  {row.collective:12} {row.type:{width}}  {_size(row.bytes):>9}  {row.name}"
             for row in rows
         ]
     total = sum(transfer_bytes(fdg, t) * times[t.name] for t in fdg.transfers)
@@ -185,7 +187,7 @@ def _json(fdg: FDG, title: str) -> str:
                 "bytes": transfer_bytes(fdg, t),
                 "values": [
                     {
-                        "name": row.names[0],
+                        "name": row.name,
                         "type": row.type,
                         "collective": row.collective,
                         "bytes": row.bytes,

@@ -145,7 +145,10 @@ def _add_needs(
 
 
 def _is_sunk(
-    stack: Stack, name: str, mine: set[Value] | frozenset[Value], homes: Mapping[Value, str],
+    stack: Stack,
+    name: str,
+    mine: set[Value] | frozenset[Value],
+    homes: Mapping[Value, str],
     options: Options,
 ) -> bool:
     """Whether `name` gets the collected output after the loop, rather than its elements within."""
@@ -154,7 +157,10 @@ def _is_sunk(
 
 
 def _keeps(
-    carry: Carry, name: str, needs: Mapping[str, frozenset[Value] | set[Value]], homes: Mapping[Value, str]
+    carry: Carry,
+    name: str,
+    needs: Mapping[str, frozenset[Value] | set[Value]],
+    homes: Mapping[Value, str],
 ) -> bool:
     """Whether `name` has this carry in its own loop, as its owner or as a mirror."""
     home = homes[carry.inside]

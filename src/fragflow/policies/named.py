@@ -74,7 +74,7 @@ POLICIES: dict[str, Policy] = {
     for policy in (
         actors_and_learner(
             "single-learner-coarse",
-            "workers roll out, one learner learns; trajectories up, parameters down, each iteration",
+            "workers roll out, one learner learns; trajectories up, parameters down, per iteration",
         ),
         environments_apart(
             "single-learner-fine",

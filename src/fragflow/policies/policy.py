@@ -1,5 +1,6 @@
 """The vocabulary of distribution policies: which components run together, how often, on what."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -97,11 +98,9 @@ def place(
 ) -> tuple[Placed, ...]:
     """The fragments of `policy` for an algorithm with these components."""
     assignment = assign(policy, components)
-    placed = []
+    placed: list[Placed] = []
     for spec in _merge_pairs(policy.places, deployment):
-        owned = tuple(
-            sorted(c for c, name in assignment.items() if name in spec.name.split("+"))
-        )
+        owned = tuple(sorted(c for c, name in assignment.items() if name in spec.name.split("+")))
         if not owned:
             continue
         replicas = deployment.count(spec.replicas)
@@ -124,7 +123,7 @@ def place(
             )
         )
     counts = sorted({p.replicas for p in placed})
-    for small, large in zip(counts, counts[1:], strict=False):
+    for small, large in itertools.pairwise(counts):
         if large % small:
             raise PolicyError(
                 f"policy {policy.name!r} would run {small} replicas of one fragment beside {large} "
@@ -136,7 +135,9 @@ def place(
 def assign(policy: Policy, components: Iterable[str]) -> Mapping[str, str]:
     """Which fragment owns each component; every one exactly once."""
     known = sorted(components)
-    claims = {c: place.name for place in policy.places for c in (*place.components, *place.optional)}
+    claims = {
+        c: place.name for place in policy.places for c in (*place.components, *place.optional)
+    }
     required = [c for place in policy.places for c in place.components]
     for claim in required:
         if not any(c == claim or c.startswith(claim + ".") for c in known):
@@ -144,7 +145,7 @@ def assign(policy: Policy, components: Iterable[str]) -> Mapping[str, str]:
                 f"policy {policy.name!r} places component {claim!r}, which the algorithm does not "
                 f"have.{did_you_mean(claim, known)} Its components are: {', '.join(known)}."
             )
-    assignment = {}
+    assignment: dict[str, str] = {}
     for component in known:
         words = component.split(".")
         prefixes = [".".join(words[:k]) for k in range(len(words), 0, -1)]

@@ -68,9 +68,7 @@ def _blocked(
         stacked = lax.map(one, jnp.arange(count))
         return [
             out if axis is None else _joined(out, axis, old.aval.shape)
-            for out, axis, old in zip(
-                stacked, out_axes, op.eqns[num_envs].outvars, strict=True
-            )
+            for out, axis, old in zip(stacked, out_axes, op.eqns[num_envs].outvars, strict=True)
         ]
 
     return apply

@@ -31,7 +31,8 @@ class Channels:
             payload = source.get(timeout=self.timeout_seconds)
         except queue.Empty:
             raise RunError(
-                f"{what} did not come within {self.timeout_seconds:.0f} seconds: its sender is stuck"
+                f"{what} did not come within {self.timeout_seconds:.0f} seconds: "
+                "its sender is stuck"
             ) from None
         if payload is None:
             raise Closed

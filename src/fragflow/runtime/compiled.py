@@ -47,7 +47,9 @@ def compile_segment(
         return env
 
     donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
-    call = _compile(body, segment.inputs, segment.outputs, avals, kinds, layout, donated, compiler_options)
+    call = _compile(
+        body, segment.inputs, segment.outputs, avals, kinds, layout, donated, compiler_options
+    )
     return Program(
         call=call, inputs=segment.inputs, outputs=segment.outputs, name=name, line=segment.line
     )

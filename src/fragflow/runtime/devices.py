@@ -6,7 +6,7 @@ import jax
 
 from fragflow._jax import has_started
 from fragflow.errors import ConfigError
-from fragflow.policies.policy import Deployment, Policy
+from fragflow.policies.policy import Deployment, Place, Policy
 
 MOST_VIRTUAL = 8
 
@@ -21,8 +21,8 @@ def needed_devices(policy: Policy, deployment: Deployment) -> int:
     return max(counts, default=1)
 
 
-def _claims(place: object) -> tuple[str, ...]:
-    return (*place.components, *place.optional)  # pyright: ignore[reportAttributeAccessIssue]
+def _claims(place: Place) -> tuple[str, ...]:
+    return (*place.components, *place.optional)
 
 
 def prepare_devices(policy: Policy, deployment: Deployment) -> None:
@@ -36,10 +36,10 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
             os.environ.setdefault("NPROC", "16")
             jax.config.update("jax_num_cpu_devices", needed)
         if len(jax.devices()) < needed:
+            most = len(jax.devices()) if needed <= MOST_VIRTUAL else f"at most {MOST_VIRTUAL}"
             raise ConfigError(
-                f"policy {policy.name!r} needs {needed} devices, but there are "
-                f"{len(jax.devices()) if needed <= MOST_VIRTUAL else 'at most ' + str(MOST_VIRTUAL)}"
-                " here: use fewer --workers or --learners."
+                f"policy {policy.name!r} needs {needed} devices, but there are {most} here: "
+                "use fewer --workers or --learners."
             )
     elif len(jax.devices()) < needed:
         raise ConfigError(

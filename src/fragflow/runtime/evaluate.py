@@ -95,7 +95,12 @@ def _scan(loop: Loop, env: dict[Value, Any], setting: Setting) -> None:
 
 
 def training_chunk(
-    loop: Loop, env: dict[Value, Any], start: Any, count: Any, buffers: Sequence[Any], setting: Setting
+    loop: Loop,
+    env: dict[Value, Any],
+    start: Any,
+    count: Any,
+    buffers: Sequence[Any],
+    setting: Setting,
 ) -> tuple[list[Any], list[Any]]:
     """`count` iterations of a training loop that needs no messages: last state, all metrics.
 

@@ -25,7 +25,7 @@ Body = Callable[[dict[Value, Any]], dict[Value, Any]]
 class OneDevice:
     """A replica by itself."""
 
-    device: jax.Device
+    device: Any
 
     @property
     def replicas(self) -> int:
@@ -47,7 +47,7 @@ class OneDevice:
         (part,) = parts
         return part if part.device is self.device else jax.device_put(part, self.device)
 
-    def pieces(self, array: jax.Array, _kind: Kind) -> Sequence[jax.Array]:
+    def pieces(self, array: jax.Array) -> Sequence[jax.Array]:
         return (array,)
 
 
@@ -87,7 +87,9 @@ class Group:
         def local(*args: Any) -> Any:
             args = tuple(a[0] if self._is_stacked(k) else a for a, k in zip(args, ins, strict=True))
             results = body(*args)
-            return [r[None] if self._is_stacked(k) else r for r, k in zip(results, outs, strict=True)]
+            return [
+                r[None] if self._is_stacked(k) else r for r, k in zip(results, outs, strict=True)
+            ]
 
         # Replication is checked by our own analysis; JAX's cannot follow rebound equations.
         return jax.shard_map(
@@ -114,14 +116,11 @@ class Group:
         elif kind.tag is not Tag.UNIFORM:
             placed = [p[None] for p in placed]
             shape.insert(0, self.replicas)
-        return jax.make_array_from_single_device_arrays(
-            tuple(shape), self._sharding(kind), placed
-        )
+        return jax.make_array_from_single_device_arrays(tuple(shape), self._sharding(kind), placed)
 
-    def pieces(self, array: jax.Array, kind: Kind) -> Sequence[jax.Array]:
-        shards = sorted(array.addressable_shards, key=lambda s: s.device.id)
+    def pieces(self, array: jax.Array) -> Sequence[jax.Array]:
         order = {d: i for i, d in enumerate(self.mesh.devices.flat)}
-        shards.sort(key=lambda s: order[s.device])
+        shards = sorted(array.addressable_shards, key=lambda s: order[s.device])
         return tuple(s.data for s in shards)
 
 
@@ -140,10 +139,7 @@ def plain_function(
             env[value] = wrapped_key(arg, aval) if aval is not None and is_key(aval) else arg
         env = body(env)
         results = [env[v] for v in outputs]
-        return [
-            raw_key(r) if jax.dtypes.issubdtype(r.dtype, jax.dtypes.prng_key) else r
-            for r in results
-        ]
+        return [raw_key(r) if is_key(r) else r for r in results]
 
     return function
 

@@ -29,20 +29,20 @@ Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
 
-def devices_for(fragment: Fragment) -> list[jax.Device]:
+def _no_progress(phase: str, done: int, total: int) -> None:
+    del phase, done, total
+
+
+def devices_for(fragment: Fragment) -> list[Any]:
     """The devices that a fragment's replicas run on."""
     available = jax.devices(fragment.device)
     if fragment.group:
         if len(available) < fragment.replicas:
+            more = f", or start Python with JAX_NUM_CPU_DEVICES={fragment.replicas}"
             raise ConfigError(
                 f"fragment {fragment.name!r} needs {fragment.replicas} {fragment.device} devices, "
                 f"but JAX has started with {len(available)}. Use fewer workers or learners"
-                + (
-                    f", or give JAX more before it starts: jax.config.update('jax_num_cpu_devices', "
-                    f"{fragment.replicas})."
-                    if fragment.device == "cpu"
-                    else "."
-                )
+                f"{more if fragment.device == 'cpu' else ''}."
             )
         return list(available[: fragment.replicas])
     if fragment.device == "cpu":
@@ -62,10 +62,11 @@ class LocalRuntime:
         row_kinds: Mapping[Value, Kind] | None = None,
         stall_timeout_seconds: float = 120.0,
         compiler_options: Mapping[str, Any] | None = None,
-        progress: Progress = lambda phase, done, total: None,
+        progress: Progress | None = None,
     ):
         """`state` holds the first value of every state leaf, `row_kinds` asks for blocks."""
         self.fdg = fdg
+        progress = progress or _no_progress
         self.plan: Plan = make_plan(fdg)
         self.num_programs = 0
         self._sources = sources
@@ -153,9 +154,7 @@ class LocalRuntime:
         names = list(dict.fromkeys(w.name for w in holders))
         inside = final.removesuffix("@final")
         next_value = next(c.next for c in self.fdg.program.loop.carries if c.inside == inside)
-        received = {
-            (t.target, p.value) for t in self.fdg.transfers for p in t.parcels
-        }
+        received = {(t.target, p.value) for t in self.fdg.transfers for p in t.parcels}
         makers = [n for n in names if (n, next_value) not in received]
         return (makers or names)[0]
 
@@ -165,9 +164,7 @@ class LocalRuntime:
             return [Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))]
         return [OneDevice(device=device) for device in devices]
 
-    def _compile(
-        self, part: Part, layout: Layout, total: int, progress: Progress
-    ) -> list[Program]:
+    def _compile(self, part: Part, layout: Layout, total: int, progress: Progress) -> list[Program]:
         fragment = part.fragment
         avals = self._avals(part)
         kinds = self.fdg.kinds[fragment.name]
@@ -232,7 +229,9 @@ class LocalRuntime:
             if fragment.replicas == 1 or fragment.group or kind.tag is not Tag.VARYING:
                 return array
             rows = np.shape(array)[kind.axis] // fragment.replicas
-            window = [slice(None)] * kind.axis + [slice(replicas[0] * rows, (replicas[0] + 1) * rows)]
+            window = [slice(None)] * kind.axis + [
+                slice(replicas[0] * rows, (replicas[0] + 1) * rows)
+            ]
             return array[tuple(window)]
 
         for constant in fragment.constants:
@@ -249,8 +248,10 @@ class LocalRuntime:
     def _shares_thread(self, fragment: Fragment) -> bool:
         """Fragments of one replica on one device take turns: a thread each would only cost."""
         single = [f for f in self.fdg.fragments.values() if f.replicas == 1]
-        return len(single) > 1 and fragment.replicas == 1 and all(
-            f.device == fragment.device for f in single
+        return (
+            len(single) > 1
+            and fragment.replicas == 1
+            and all(f.device == fragment.device for f in single)
         )
 
     def _make_crews(self) -> list[list[Worker]]:
@@ -303,7 +304,7 @@ class LocalRuntime:
         time.sleep(20e-6)
         return now if since is None else since
 
-    def _await(self, futures: Sequence[Future[Metrics]]) -> None:
+    def _await(self, futures: Sequence[Future[Any]]) -> None:
         # Short waits keep the main thread open to Ctrl-C.
         pending = set(futures)
         while pending:
@@ -324,9 +325,7 @@ class LocalRuntime:
         error.__cause__ = cause
         return error
 
-    def _metrics(
-        self, results: Sequence[Metrics], count: int
-    ) -> list[dict[str, np.ndarray]]:
+    def _metrics(self, results: Sequence[Metrics], count: int) -> list[dict[str, np.ndarray]]:
         rows: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
         for stack in self.fdg.program.loop.stacks:
             label = self.fdg.program.labels[stack.outside]

@@ -39,7 +39,9 @@ def record(fdg: FDG, plan: Plan, seed: int | None = None) -> Record:
         schedule = schedule.handle(Done(replica=replica))
     stuck = schedule.stuck()
     if stuck:
-        waiting = ", ".join(f"{name}[{r}] at {schedule.instruction((name, r))}" for name, r in stuck)
+        waiting = ", ".join(
+            f"{name}[{r}] at {schedule.instruction((name, r))}" for name, r in stuck
+        )
         raise GraphError(f"the fragments wait for one another: {waiting}")
     left = {key: count for key, count in schedule.arrived.items() if count}
     if left:

@@ -80,9 +80,7 @@ def _pack(
     draft.segments[segment].append(
         Local(inputs=(buffer, loop.counter, *elements), outputs=(buffer,), function=add_row)
     )
-    empty = Local(
-        inputs=(), outputs=(buffer,), function=lambda: (jnp.zeros(shape, jnp.uint32),)
-    )
+    empty = Local(inputs=(), outputs=(buffer,), function=lambda: (jnp.zeros(shape, jnp.uint32),))
     apart = Local(inputs=(buffer,), outputs=outputs, function=_columns(types))
     start, _ = _extent(draft.code, index)
     if start and isinstance(before := draft.code[start - 1], Run):

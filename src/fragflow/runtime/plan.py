@@ -225,9 +225,7 @@ class _Planner:
         first = len(self.code)
         for slice_ in loop.slices:
             self._pending.append(
-                Local(
-                    inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=_take
-                )
+                Local(inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=_take)
             )
         defined = {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
         waiting = list(loop.stacks)

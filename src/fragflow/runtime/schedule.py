@@ -85,7 +85,7 @@ def unrolled(code: Code) -> Iterator[Cursor]:
 Replica: TypeAlias = tuple[str, int]
 
 
-def routes(transfer: Transfer, sources: int, targets: int) -> tuple[tuple[int, int], ...]:
+def routes(sources: int, targets: int) -> tuple[tuple[int, int], ...]:
     """The (sending, receiving) replicas of a message."""
     if sources >= targets:
         share = sources // targets
@@ -144,9 +144,7 @@ class Schedule:
                 arrived[key] = arrived.get(key, 0) + 1
         cursors = dict(self.cursors)
         cursors[replica] = advance(self.codes[replica[0]], cursors[replica])
-        return Schedule(
-            codes=self.codes, replicas=self.replicas, cursors=cursors, arrived=arrived
-        )
+        return Schedule(codes=self.codes, replicas=self.replicas, cursors=cursors, arrived=arrived)
 
     def stuck(self) -> Sequence[Replica]:
         """Replicas that wait for ever: nobody is ready and they are not finished."""
@@ -161,4 +159,4 @@ class Schedule:
         return [(put.transfer.name, s, t) for s, t in self._routes(put.transfer) if s == replica[1]]
 
     def _routes(self, transfer: Transfer) -> tuple[tuple[int, int], ...]:
-        return routes(transfer, self.replicas[transfer.source], self.replicas[transfer.target])
+        return routes(self.replicas[transfer.source], self.replicas[transfer.target])

@@ -33,7 +33,9 @@ def _pairs(a: Jaxpr, b: Jaxpr) -> Iterator[tuple[str, Eqn, Eqn]]:
                     yield from _pairs(inner_x, inner_y)
 
 
-def _row_axes(a: Sequence[Any], b: Sequence[Any], sizes: tuple[int, int]) -> list[int | None] | None:
+def _row_axes(
+    a: Sequence[Any], b: Sequence[Any], sizes: tuple[int, int]
+) -> list[int | None] | None:
     """Each variable's environment axis, or None if one has no plain one."""
     axes: list[int | None] = []
     for x, y in zip(a, b, strict=True):
@@ -53,9 +55,7 @@ def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
     whole = _run(a, args)
     for k in range(sizes[0] // sizes[1]):
         local_args = [
-            arg
-            if axis is None
-            else np.take(arg, np.arange(k * sizes[1], (k + 1) * sizes[1]), axis)
+            arg if axis is None else np.take(arg, np.arange(k * sizes[1], (k + 1) * sizes[1]), axis)
             for arg, axis in zip(args, ins, strict=True)
         ]
         for full, part, axis in zip(whole, _run(b, local_args), outs, strict=True):
@@ -72,9 +72,7 @@ def _run(eqn: Eqn, args: Sequence[np.ndarray]) -> list[np.ndarray]:
             jax.random.wrap_key_data(x) if is_key(v.aval) else x
             for x, v in zip(values, eqn.invars, strict=True)
         ]
-        return [
-            jax.random.key_data(r) if is_key(r) else r for r in bind(eqn, keyed)
-        ]
+        return [jax.random.key_data(r) if is_key(r) else r for r in bind(eqn, keyed)]
 
     return [np.asarray(r) for r in jax.jit(call)(*args)]
 

@@ -139,7 +139,7 @@ class Worker:
         targets = self._fdg.fragments[transfer.target].replicas
         return [
             (sender, receiver, self._channels.open(transfer.name, sender, receiver))
-            for sender, receiver in routes(transfer, sources, targets)
+            for sender, receiver in routes(sources, targets)
             if receiver in self.replicas
         ]
 
@@ -204,7 +204,7 @@ class Worker:
         targets = self._fdg.fragments[transfer.target].replicas
         pieces = share(self._fdg, transfer)
         lanes = []
-        for sender, receiver in routes(transfer, sources, targets):
+        for sender, receiver in routes(sources, targets):
             if sender not in self.replicas:
                 continue
             queue = self._channels.open(transfer.name, sender, receiver)
@@ -215,21 +215,25 @@ class Worker:
             # A uniform value comes from the first of several senders only.
             needed = [p.collective != "pick" or sender % pieces == 0 for p in transfer.parcels]
             lanes.append((self.replicas.index(sender), names, needed, queue))
-        values, layout, kinds = self._values, self._layout, self._kinds
+        values, layout = self._values, self._layout
         single = self._layout.replicas == 1
         every = [n for _, names, _, _ in lanes for n in names]
-        kind = {n: kind_of(n, kinds) for n in every}
 
         def put_single() -> None:
             for _, names, needed, queue in lanes:
-                queue.put([values[n] if want else None for n, want in zip(names, needed, strict=True)])
+                queue.put(
+                    [values[n] if want else None for n, want in zip(names, needed, strict=True)]
+                )
             self.messages += len(lanes)
 
         def put_group() -> None:
-            local = {n: layout.pieces(values[n], kind[n]) for n in dict.fromkeys(every)}
+            local = {n: layout.pieces(values[n]) for n in dict.fromkeys(every)}
             for index, names, needed, queue in lanes:
                 queue.put(
-                    [local[n][index] if want else None for n, want in zip(names, needed, strict=True)]
+                    [
+                        local[n][index] if want else None
+                        for n, want in zip(names, needed, strict=True)
+                    ]
                 )
             self.messages += len(lanes)
 
@@ -246,7 +250,11 @@ class Worker:
         slots: list[tuple[Value, Kind, int, int]] = []
         for k, parcel in enumerate(transfer.parcels):
             for piece in range(pieces if is_divided(parcel) else 1):
-                name = part_name(parcel.value, piece) if pieces > 1 and is_divided(parcel) else parcel.value
+                name = (
+                    part_name(parcel.value, piece)
+                    if pieces > 1 and is_divided(parcel)
+                    else parcel.value
+                )
                 slots.append((name, kind_of(name, self._kinds), k, piece))
 
         names = [slot[0] for slot in slots]

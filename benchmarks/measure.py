@@ -1,0 +1,200 @@
+"""Shared by the benchmarks: workers that wait for orders, interleaved samples, tables, files.
+
+Only the standard library is used here, so that any interpreter can import it.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured run."""
+
+    seconds: float
+    load_before: float
+    load_after: float
+    others: float | None
+    """cores that other processes kept busy meanwhile; known on Linux only"""
+
+
+def serve(runs: Mapping[str, Callable[[], object]], info: Mapping[str, Any]) -> None:
+    """The worker's side: everything is compiled; do what is asked, line by line, until the end."""
+    print("ready", json.dumps(info), flush=True)
+    for line in sys.stdin:
+        runs[line.strip()]()
+        print("done", flush=True)
+
+
+class Worker:
+    """The measuring side: a process that computes only between an order and its answer."""
+
+    def __init__(self, *arguments: object, python: str = sys.executable):
+        # Programs are compiled anew: none comes from JAX's cache on disk.
+        environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+        self._process = subprocess.Popen(
+            [python, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.info: dict[str, Any] = json.loads(self._answer("ready"))
+
+    def run(self, order: str) -> Sample:
+        """The wall-clock time from the order to the answer."""
+        assert self._process.stdin is not None
+
+        def once() -> None:
+            assert self._process.stdin is not None
+            print(order, file=self._process.stdin, flush=True)
+            self._answer("done")
+
+        return timed(once, self._process.pid)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self, expected: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            word, _, rest = line.partition(" ")
+            if word.strip() == expected:
+                return rest
+        raise SystemExit(f"{self._process.args} ended without the answer {expected!r}")
+
+
+def timed(run: Callable[[], object], pid: int | None = None) -> Sample:
+    """Runs once; `pid` is the process that does the work, if it is not this one."""
+    pids = {os.getpid(), pid or os.getpid()}
+    before = os.getloadavg()[0]
+    busy, own = _busy_seconds(), _own_seconds(pids)
+    began = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - began
+    others = None
+    if busy is not None and own is not None:
+        others = ((_busy_seconds() or 0.0) - busy - (_own_seconds(pids) or 0.0) + own) / seconds
+        others = max(0.0, round(others, 2))
+    return Sample(seconds, before, os.getloadavg()[0], others)
+
+
+def interleaved(runs: Mapping[str, Callable[[], Sample]], repeats: int) -> dict[str, list[Sample]]:
+    """A B A B ...: whatever else the machine does meets all alike. One unmeasured round first."""
+    samples: dict[str, list[Sample]] = {name: [] for name in runs}
+    for round_ in range(repeats + 1):
+        for name, run in runs.items():
+            sample = run()
+            if round_:
+                samples[name].append(sample)
+                print(f"\r  {name} {round_}/{repeats} ", end="", file=sys.stderr, flush=True)
+    print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+    return samples
+
+
+def median(samples: Sequence[Sample]) -> float:
+    return statistics.median(s.seconds for s in samples)
+
+
+def median_of_ratios(above: Sequence[Sample], below: Sequence[Sample]) -> float:
+    """Of the ratios within each round: a disturbance that outlasts a round cancels out."""
+    pairs = zip(above, below, strict=True)
+    return statistics.median(a.seconds / b.seconds for a, b in pairs)
+
+
+def as_data(samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:
+    """Everything that was measured, for the results file."""
+    return {
+        name: {"median_seconds": median(all_), "samples": [asdict(s) for s in all_]}
+        for name, all_ in samples.items()
+    }
+
+
+def quiet(samples: Mapping[str, Sequence[Sample]]) -> str:
+    """How quiet the machine was, in words."""
+    every = [s for all_ in samples.values() for s in all_]
+    loads = [load for s in every for load in (s.load_before, s.load_after)]
+    others = [s.others for s in every if s.others is not None]
+    text = f"load average {min(loads):.2f} to {max(loads):.2f}"
+    if others:
+        text += f"; others used {statistics.median(others):.2f} cores (most: {max(others):.2f})"
+    return text
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of text; all columns but the first are aligned to the right."""
+    widths = [max(len(row[k]) for row in (header, *rows)) for k in range(len(header))]
+    print(f"\n{title}")
+    for row in (header, *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  " + "  ".join(cells))
+
+
+def verdict(value: float, target: float, unit: str, *, at_least: bool = False) -> str:
+    """A number, its target, and whether it is met."""
+    met = value >= target if at_least else value <= target
+    sign = ">=" if at_least else "<="
+    return f"{value:.2f}{unit} (target {sign} {target:g}{unit}): {'met' if met else 'MISSED'}"
+
+
+def machine() -> dict[str, Any]:
+    """Where and how this was measured."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def write(path: Path | None, results: Mapping[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _busy_seconds() -> float | None:
+    """CPU time of all processes since the machine started."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
+    except OSError:
+        return None
+    user, nice, system = map(int, first.split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds(pids: set[int]) -> float | None:
+    total = 0
+    for pid in pids:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return None
+        fields = text.rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
