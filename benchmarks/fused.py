@@ -116,7 +116,7 @@ def _rival_python(folder: Path) -> str:
     if not done.exists() or done.read_text(encoding="utf-8") != wanted:
         print(f"installing {' '.join(RIVAL)}", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
-        install = [python, "-m", "pip", "install", "--quiet", *RIVAL]
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *RIVAL]
         subprocess.run([str(part) for part in install], check=True)
         done.write_text(wanted, encoding="utf-8")
     return str(python)

@@ -181,8 +181,17 @@ def _axis_eqns(eqn: Eqn, axis: str, size: int, rewrite: Callable[[Any], Any]) ->
 
 def contains_all_reduce(eqn: Eqn) -> bool:
     """Whether a reduction over replicas is in `eqn`, at any depth."""
-    return eqn.primitive is all_reduce_p or any(
-        contains_all_reduce(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns
+    return _contains(eqn, lambda inner: inner.primitive is all_reduce_p)
+
+
+def calls_host(eqn: Eqn) -> bool:
+    """Whether `eqn` calls back into Python, at any depth."""
+    return _contains(eqn, lambda inner: "callback" in inner.primitive.name)
+
+
+def _contains(eqn: Eqn, test: Callable[[Eqn], bool]) -> bool:
+    return test(eqn) or any(
+        _contains(inner, test) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns
     )
 
 

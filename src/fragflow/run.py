@@ -12,17 +12,16 @@ import numpy as np
 from fragflow.api.algorithm import Algorithm
 from fragflow.api.environment import Environment
 from fragflow.errors import ConfigError, NonFiniteError
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import Traced, cut, traced
 from fragflow.graph.ir import FDG
 from fragflow.graph.split import Options
 from fragflow.graph.trace import (
-    Trace,
     env_steps_per_iteration,
     init_function,
     iteration_function,
 )
 from fragflow.policies.policy import Deployment, Policy
-from fragflow.runtime.devices import accelerator, prepare_devices
+from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.selftest import components_with_other_bits
@@ -155,94 +154,173 @@ def run(
     runtime: RuntimeName = "local",
     deterministic: bool = False,
     options: Options | None = None,
+    slots: Mapping[str, int] | None = None,
     observer: Observer | None = None,
     stall_timeout_seconds: float = 120.0,
 ) -> Outcome:
-    """Trains, and reports to `observer` while it does."""
+    """Trains, and reports to `observer` while it does.
+
+    `slots` says, by platform, how many replicas have a place of their own; more are fused. By
+    default these are the accelerators there are; on CPUs every replica has a thread of its own.
+    """
     observer = observer or Silent()
-    if experiment.num_envs < 1:
-        raise ConfigError(f"num-envs is {experiment.num_envs}: expected at least 1")
-    if experiment.total_steps < 1:
-        raise ConfigError(f"total-steps is {experiment.total_steps}: expected at least 1")
-    if experiment.total_steps >= 2**31:
-        raise ConfigError(f"total-steps is {experiment.total_steps}: expected less than 2^31")
-    if runtime == "local":
-        prepare_devices(policy, Deployment(workers=workers, learners=learners))
+    _check_numbers(experiment)
     began = time.perf_counter()
-    observer.phase("tracing", 0, 1)
-    source = traced(experiment.algorithm, experiment.environment, experiment.num_envs)
-    trace = source.at(experiment.num_envs)
-    steps = env_steps_per_iteration(trace, experiment.num_envs)
-    if steps == 0:
-        raise ConfigError(
-            f"{type(experiment.algorithm).__name__}.step never calls env.step: nothing to train on"
-        )
-    iterations = iterations_for(experiment.total_steps, steps)
-    sources = {
-        "env_ids": np.arange(experiment.num_envs, dtype=np.int32),
-        "run_key": np.asarray(jax.random.key_data(jax.random.key(experiment.seed))),
-        "steps_per_iteration": np.int32(steps),
-        "total_iterations": np.int32(iterations),
-    }
-    init = init_function(experiment.algorithm, experiment.environment, experiment.num_envs)
     if runtime == "eager":
-        engine: Any = EagerRuntime(
-            iteration_function(experiment.algorithm, experiment.environment, experiment.num_envs),
-            _eager_init(init, sources),
-            sources,
-            trace.metric_labels,
-        )
-        fdg, equality = None, "rounding: eager runs every operation by itself"
+        ready = _prepare_eager(experiment)
     else:
-        deployment = Deployment(workers=workers, learners=learners, accelerator=accelerator())
+        prepare_devices(policy, Deployment(workers=workers, learners=learners))
+        observer.phase("tracing", 0, 1)
+        deployment = Deployment(
+            workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
+        )
+        source = traced(experiment.algorithm, experiment.environment, experiment.num_envs)
         fdg = cut(source, policy, deployment, options, deterministic=deterministic)
-        observer.phase("initialising", 0, 1)
-        state = jax.jit(init)(sources["run_key"], sources["env_ids"])
-        leaves = dict(
-            zip((c.inside for c in fdg.program.loop.carries), jax.tree.leaves(state), strict=True)
+        ready = _prepare_local(
+            experiment, source, fdg, deterministic, observer, stall_timeout_seconds
         )
-        equality = _equality(fdg, source.at, deterministic, observer)
-        engine = LocalRuntime(
-            fdg,
-            leaves,
-            sources,
-            row_kinds=fdg.row_kinds if deterministic else None,
-            stall_timeout_seconds=stall_timeout_seconds,
-            progress=observer.phase,
-        )
-
-    def state_now() -> Any:
-        if fdg is None:
-            return engine.final_state()
-        return _state_tree(trace, fdg, engine.state())
-
+    engine = ready.engine
     start = Start(
-        fdg=fdg,
-        iterations=iterations,
-        steps_per_iteration=steps,
+        fdg=ready.fdg,
+        iterations=ready.iterations,
+        steps_per_iteration=ready.steps,
         programs=engine.num_programs,
-        equality=equality,
+        equality=ready.equality,
         compile_seconds=time.perf_counter() - began,
-        state=state_now,
+        state=ready.state,
     )
     observer.started(start)
     try:
-        rows, seconds = _train(engine, iterations, steps, observer)
-        final = state_now()
+        rows, seconds = _train(engine, ready.iterations, ready.steps, observer)
+        final = ready.state()
     finally:
         engine.close()
     return Outcome(
         state=final,
         rows=rows,
         start=start,
-        env_steps=len(rows) * steps,
+        env_steps=len(rows) * ready.steps,
         train_seconds=seconds,
         messages=engine.num_messages,
         bytes_moved=engine.bytes_moved,
     )
 
 
-def _train(engine: Any, iterations: int, steps: int, observer: Observer) -> tuple[list[Row], float]:
+class Engine(Protocol):
+    """What runs iterations: a runtime."""
+
+    num_programs: int
+
+    @property
+    def num_messages(self) -> int: ...
+    @property
+    def bytes_moved(self) -> int: ...
+    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """A runtime with everything compiled, and what is known of the run."""
+
+    engine: Engine
+    fdg: FDG | None
+    equality: str
+    iterations: int
+    steps: int
+    state: Callable[[], Any]
+
+
+def _check_numbers(experiment: Experiment) -> None:
+    if experiment.num_envs < 1:
+        raise ConfigError(f"num-envs is {experiment.num_envs}: expected at least 1")
+    if not 1 <= experiment.total_steps < 2**31:
+        raise ConfigError(
+            f"total-steps is {experiment.total_steps}: expected at least 1 and less than 2^31"
+        )
+
+
+def _sources(experiment: Experiment, steps: int, iterations: int) -> dict[str, np.ndarray]:
+    return {
+        "env_ids": np.arange(experiment.num_envs, dtype=np.int32),
+        "run_key": np.asarray(jax.random.key_data(jax.random.key(experiment.seed))),
+        "steps_per_iteration": np.asarray(steps, np.int32),
+        "total_iterations": np.asarray(iterations, np.int32),
+    }
+
+
+def _refuse_no_steps(experiment: Experiment, steps: int) -> None:
+    if steps == 0:
+        raise ConfigError(
+            f"{type(experiment.algorithm).__name__}.step never calls env.step: nothing to train on"
+        )
+
+
+def _prepare_local(
+    experiment: Experiment,
+    source: Traced,
+    fdg: FDG,
+    deterministic: bool,
+    observer: Observer,
+    stall_timeout_seconds: float,
+) -> _Ready:
+    trace = source.at(experiment.num_envs)
+    steps = env_steps_per_iteration(trace, experiment.num_envs)
+    _refuse_no_steps(experiment, steps)
+    iterations = iterations_for(experiment.total_steps, steps)
+    sources = _sources(experiment, steps, iterations)
+    observer.phase("initialising", 0, 1)
+    init = init_function(experiment.algorithm, experiment.environment, experiment.num_envs)
+    first = jax.jit(init)(sources["run_key"], sources["env_ids"])
+    names = [carry.inside for carry in fdg.program.loop.carries]
+    equality = _equality(fdg, source, deterministic, observer)
+    engine = LocalRuntime(
+        fdg,
+        dict(zip(names, jax.tree.leaves(first), strict=True)),
+        sources,
+        row_kinds=fdg.row_kinds if deterministic else None,
+        stall_timeout_seconds=stall_timeout_seconds,
+        progress=observer.phase,
+    )
+
+    def state() -> Any:
+        leaves = engine.state()
+        return jax.tree.unflatten(trace.state_structure, [leaves[name] for name in names])
+
+    return _Ready(
+        engine=engine,
+        fdg=fdg,
+        equality=equality,
+        iterations=iterations,
+        steps=steps,
+        state=state,
+    )
+
+
+def _prepare_eager(experiment: Experiment) -> _Ready:
+    parts = (experiment.algorithm, experiment.environment, experiment.num_envs)
+    engine = EagerRuntime(
+        lambda on_step: iteration_function(*parts, on_step),
+        init_function(*parts),
+        _sources(experiment, 0, 1),
+    )
+    steps = engine.env_steps() * experiment.num_envs
+    _refuse_no_steps(experiment, steps)
+    iterations = iterations_for(experiment.total_steps, steps)
+    engine.sources = _sources(experiment, steps, iterations)
+    return _Ready(
+        engine=engine,
+        fdg=None,
+        equality="rounding: eager runs every operation by itself",
+        iterations=iterations,
+        steps=steps,
+        state=engine.final_state,
+    )
+
+
+def _train(
+    engine: Engine, iterations: int, steps: int, observer: Observer
+) -> tuple[list[Row], float]:
     """Chunks of iterations, sized so that reports come out about four times a second."""
     rows: list[Row] = []
     began = time.perf_counter()
@@ -295,7 +373,7 @@ def _refuse_non_finite(rows: Sequence[Row]) -> None:
                 )
 
 
-def _equality(fdg: FDG, trace_at: Any, deterministic: bool, observer: Observer) -> str:
+def _equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) -> str:
     """How the run relates to one undivided program."""
     groups = [f.name for f in fdg.fragments.values() if f.group]
     if groups:
@@ -311,7 +389,7 @@ def _equality(fdg: FDG, trace_at: Any, deterministic: bool, observer: Observer) 
     for fragment in fdg.fragments.values():
         if fragment.replicas > 1:
             observer.phase("self-test", 0, 1)
-            whole, local = trace_at(fdg.program.num_envs), trace_at(fragment.num_envs)
+            whole, local = source.at(fdg.program.num_envs), source.at(fragment.num_envs)
             owned = set(fragment.components)
             different |= set(
                 components_with_other_bits(
@@ -323,18 +401,7 @@ def _equality(fdg: FDG, trace_at: Any, deterministic: bool, observer: Observer) 
             )
     if different:
         return (
-            f"rounding: {', '.join(sorted(different))} round differently in batches of this size "
+            f"rounding: {', '.join(sorted(different))} may round differently in batches of this size "
             "(use --deterministic for equal bits)"
         )
     return "bitwise"
-
-
-def _state_tree(trace: Trace, fdg: FDG, leaves: Mapping[str, np.ndarray]) -> Any:
-    return jax.tree.unflatten(
-        trace.state_structure, [leaves[c.inside] for c in fdg.program.loop.carries]
-    )
-
-
-def _eager_init(init: Any, sources: Mapping[str, np.ndarray]) -> Any:
-    with jax.disable_jit():
-        return init(jax.numpy.asarray(sources["run_key"]), jax.numpy.asarray(sources["env_ids"]))

@@ -29,6 +29,7 @@ def train(
     options: Options | None = None,
     deterministic: bool = False,
     iterations: int = 3,
+    slots: tuple[tuple[str, int], ...] = (),
 ) -> Outcome:
     algorithm = PPO(rollout_length=16, epochs=2, minibatches=2, hidden=hidden)
     experiment = Experiment(
@@ -44,6 +45,7 @@ def train(
         workers=workers,
         options=options,
         deterministic=deterministic,
+        slots=dict(slots) or None,
     )
 
 
@@ -58,12 +60,16 @@ def relative_error(a: Any, b: Any) -> float:
     return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in pairs)
 
 
-@pytest.mark.parametrize("options", [None, UNOPTIMISED], ids=["optimised", "plain"])
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("policy", ONE_LEARNER)
+SAME_BITS = [
+    *((policy, workers, None) for policy in ONE_LEARNER for workers in (1, 2, 4)),
+    *((policy, 1, None) for policy in ("multi-learner", "central")),
+    *((policy, 2, UNOPTIMISED) for policy in ONE_LEARNER),
+    ("central", 1, UNOPTIMISED),
+]
+
+
+@pytest.mark.parametrize(("policy", "workers", "options"), SAME_BITS)
 def test_replicated_actors_and_environments_give_the_same_bits(policy, workers, options):
-    if options is UNOPTIMISED and policy == "environments":
-        policy = "central" if workers == 1 else "single-learner-fine"
     fused = train("gpu-only", 1)
     cut = train(policy, workers, options=options)
     assert cut.start.programs > 1
@@ -101,6 +107,16 @@ def test_deterministic_gives_the_same_bits_for_any_network_and_batch(
     fused, cut = train("gpu-only", 1, **same), train(policy, workers, **same)
     assert cut.start.equality == "bitwise"
     assert digest(cut.state) == digest(fused.state)
+
+
+def test_replicas_that_share_a_place_are_fused():
+    """Four workers with two places: two replicas of twice the batch, and the same bits."""
+    fused = train("single-learner-coarse", 4, slots=(("cpu", 2),))
+    assert fused.start.fdg is not None
+    rollout = fused.start.fdg.fragments["environment+actor"]
+    assert (rollout.replicas, rollout.asked_replicas, rollout.num_envs) == (2, 4, 32)
+    assert fused.messages < train("single-learner-coarse", 4).messages
+    assert digest(fused.state) == digest(train("gpu-only", 1).state)
 
 
 def test_the_self_test_tells_when_bits_differ():

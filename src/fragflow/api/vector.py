@@ -1,5 +1,6 @@
 """The environments as an algorithm sees them: one batch, of which a fragment may hold a part."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -34,8 +35,16 @@ class EnvState(NamedTuple):
 class Environments:
     """`num_envs` environments of one kind, identified by their global indices `ids`."""
 
-    def __init__(self, environment: Environment, ids: jax.Array, total: int):
+    def __init__(
+        self,
+        environment: Environment,
+        ids: jax.Array,
+        total: int,
+        on_step: Callable[[], None] | None = None,
+    ):
+        """`on_step` is called whenever Python comes by a step: once, where it is traced."""
         self._environment = environment
+        self._on_step = on_step
         self._ids = ids
         self._total = total
 
@@ -80,6 +89,8 @@ class Environments:
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
         """One step of every environment; an episode that ends is followed by a new one."""
+        if self._on_step is not None:
+            self._on_step()
         return self._step(state, action)
 
     @component("environment.reset")

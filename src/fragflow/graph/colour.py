@@ -154,10 +154,12 @@ def _hyperedges(
             continue
         members = [maker, *(p for p in paths if owners.get(p) != FREE)]
         kind = kinds[value]
-        if kind.tag is Tag.PARTIAL:
-            members = [p for p in members if p == maker or not is_all_reduce(flow.ops[p])]
         legal = kind.is_cuttable or kind.tag is Tag.UNIFORM or same_count
         cost = num_bytes(avals[value]) * flow.trips[value]
+        if kind.tag is Tag.PARTIAL:
+            # Every replica sends its part, but only to where the parts are reduced.
+            legal = legal or all(is_all_reduce(flow.ops[p]) for p in members[1:])
+            cost *= max(replicas.values())
         if len(set(members)) > 1:
             yield tuple(dict.fromkeys(members)), cost if legal else float("inf")
 

@@ -165,6 +165,7 @@ def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:
         replicas=placed.replicas,
         device=placed.device,
         num_envs=placed.num_envs,
+        asked_replicas=placed.asked_replicas,
         constants=tuple(c for c in program.constants if c.output in used),
         loop=loop,
         group=placed.replicas > 1 and reduces,

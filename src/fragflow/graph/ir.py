@@ -140,6 +140,8 @@ class Fragment:
     """environments per replica"""
     constants: tuple[Constant, ...]
     loop: Loop
+    asked_replicas: int
+    """before replicas that share a place were fused into a larger batch"""
     group: bool = False
     """replicas reduce among themselves, so they run as one program over a mesh"""
 

@@ -141,6 +141,8 @@ def _fixpoint(first: list[Kind], step: Any, line: str) -> list[Kind]:
 
 def _scan(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
     consts, count = pair.params["num_consts"], pair.params["num_carry"]
+    if count == 0 and _is_row_map(kinds[:consts], kinds[consts:]):
+        return [varying(0) for _ in pair.a.outvars]
     slices = [step_kind(k, pair.line) for k in kinds[consts + count :]]
     a, b = pair.a.params["jaxpr"], pair.b.params["jaxpr"]
 
@@ -150,6 +152,15 @@ def _scan(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
     first = list(kinds[consts : consts + count])
     carry = _fixpoint(first, lambda c: body(c)[:count], pair.line)
     return [*carry, *(stack_kind(k) for k in body(carry)[count:])]
+
+
+def _is_row_map(consts: Sequence[Kind], slices: Sequence[Kind]) -> bool:
+    """Whether a loop without carries does one environment after the other, each by itself."""
+    return (
+        bool(slices)
+        and all(k.tag is Tag.UNIFORM and k.degree == 0 for k in consts)
+        and all(k.is_cuttable and (k.axis, k.inner, k.degree) == (0, 1, 0) for k in slices)
+    )
 
 
 def _while(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:

@@ -109,6 +109,8 @@ def _text(fdg: FDG, title: str) -> str:
         each = " each" if fragment.replicas > 1 else ""
         out.append(f"  holds       {fragment.num_envs} environments{each}")
         out.append(f"  components  {', '.join(fragment.components)}")
+        if fragment.asked_replicas != fragment.replicas:
+            out.append(f"  fused       from {fragment.asked_replicas} replicas that share a place")
         if fragment.group:
             out.append("  group       replicas reduce among themselves, as one program over a mesh")
         for heading, ours in (("entry", "target"), ("exit", "source")):
@@ -170,6 +172,7 @@ def _json(fdg: FDG, title: str) -> str:
                 "name": f.name,
                 "components": list(f.components),
                 "replicas": f.replicas,
+                "asked_replicas": f.asked_replicas,
                 "device": f.device,
                 "num_envs": f.num_envs,
                 "group": f.group,

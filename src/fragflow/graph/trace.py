@@ -51,7 +51,10 @@ def init_function(
 
 
 def iteration_function(
-    algorithm: Algorithm, environment: Environment, total: int
+    algorithm: Algorithm,
+    environment: Environment,
+    total: int,
+    on_step: Callable[[], None] | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
     """`(state, iteration, *sources) -> (state, (metrics, episodes))`."""
 
@@ -67,7 +70,7 @@ def iteration_function(
         key = jax.random.fold_in(jax.random.wrap_key_data(run_key), index + 1)
         progress = index.astype(jnp.float32) / total_iterations.astype(jnp.float32)
         clock = Clock(key, index, index * steps_per_iteration, progress)
-        env = Environments(environment, env_ids, total)
+        env = Environments(environment, env_ids, total, on_step)
         state, metrics = algorithm.step(env, clear_episode_stats(state), clock)
         return jax.tree.map(_strong, state), (metrics, episode_stats(state))
 
@@ -99,13 +102,13 @@ def trace(algorithm: Algorithm, environment: Environment, total: int, num_envs: 
     iteration = iteration_function(algorithm, environment, total)
     closed, shapes = jax.make_jaxpr(iteration, return_shape=True)(state, index, *sources)
     new_state, outputs = shapes
-    labels = _labels(state)
+    labels = leaf_labels(state)
     _check_state(algorithm, state, new_state, labels)
     return Trace(
         num_envs=num_envs,
         closed=dead_code_removed(closed),
         state_labels=labels,
-        metric_labels=_labels(outputs),
+        metric_labels=leaf_labels(outputs),
         state_structure=jax.tree.structure(state),
         metric_structure=jax.tree.structure(outputs),
     )
@@ -150,7 +153,7 @@ def components_of(eqn: Eqn) -> frozenset[str]:
     )
 
 
-def _labels(tree: Any) -> tuple[str, ...]:
+def leaf_labels(tree: Any) -> tuple[str, ...]:
     """A readable, unique name for every leaf."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fragflow.errors import PolicyError, did_you_mean
@@ -66,6 +66,8 @@ class Deployment:
     learners: int = 1
     accelerator: str = "cpu"
     """platform of the accelerators (gpu, tpu), or cpu where there are none"""
+    slots: Mapping[str, int] = field(default_factory=dict[str, int])
+    """by platform, how many replicas have a place of their own; more than that are fused"""
 
     def __post_init__(self) -> None:
         for name, count in (("workers", self.workers), ("learners", self.learners)):
@@ -76,6 +78,11 @@ class Deployment:
         if isinstance(replicas, int):
             return replicas
         return {"one": 1, "workers": self.workers, "learners": self.learners}[replicas]
+
+    def fused(self, replicas: int, platform: str) -> int:
+        """Replicas that remain when those that share a place become one, with a larger batch."""
+        places = self.slots.get(platform, replicas)
+        return max(r for r in range(1, replicas + 1) if replicas % r == 0 and r <= max(places, 1))
 
     def platform(self, device: Device) -> str:
         return "cpu" if device == "cpu" else self.accelerator
@@ -91,6 +98,8 @@ class Placed:
     device: str
     num_envs: int
     """environments per replica"""
+    asked_replicas: int
+    """before replicas that share a place were fused"""
 
 
 def place(
@@ -113,13 +122,16 @@ def place(
                 f"{replicas}, for example {max(1, round(num_envs / replicas)) * replicas}, "
                 f"or {nearest} replicas."
             )
+        platform = deployment.platform(spec.device)
+        fused = deployment.fused(replicas, platform)
         placed.append(
             Placed(
                 name=spec.name,
                 components=owned,
-                replicas=replicas,
-                device=deployment.platform(spec.device),
-                num_envs=num_envs // replicas,
+                replicas=fused,
+                device=platform,
+                num_envs=num_envs // fused,
+                asked_replicas=replicas,
             )
         )
     counts = sorted({p.replicas for p in placed})

@@ -52,3 +52,9 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
 def accelerator() -> str:
     """The platform that fragments for accelerators run on."""
     return jax.default_backend()
+
+
+def places() -> dict[str, int]:
+    """How many replicas of a platform have an accelerator of their own."""
+    platform = accelerator()
+    return {} if platform == "cpu" else {platform: len(jax.devices())}

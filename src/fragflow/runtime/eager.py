@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.graph.trace import SOURCES
+from fragflow.graph.trace import SOURCES, leaf_labels
+
+Iteration = Callable[..., tuple[Any, Any]]
 
 
 class EagerRuntime:
@@ -18,26 +20,34 @@ class EagerRuntime:
 
     def __init__(
         self,
-        iteration: Callable[..., tuple[Any, Any]],
-        state: Any,
+        make_iteration: Callable[[Callable[[], None]], Iteration],
+        init: Callable[[jax.Array, jax.Array], Any],
         sources: Mapping[str, np.ndarray],
-        labels: tuple[str, ...],
     ):
-        self._iteration = iteration
-        self._state = state
-        self._sources = [jax.numpy.asarray(sources[name]) for name in SOURCES]
-        self._labels = labels
+        """`make_iteration` is given a function to call at every step of the environments."""
+        self.sources = sources
+        """to be set anew when the length of training is known"""
+        self._iteration = make_iteration(self._count_step)
+        self._steps = 0
+        self._first: dict[str, np.ndarray] | None = None
+        with jax.disable_jit():
+            run_key, env_ids = (jax.numpy.asarray(sources[k]) for k in ("run_key", "env_ids"))
+            self._state = init(run_key, env_ids)
+
+    def env_steps(self) -> int:
+        """Runs the first iteration and says how many steps each environment made in it.
+
+        Nothing in it depends on how long training will be: its progress is zero in any case.
+        """
+        self._first = self._run_one(0)
+        return self._steps
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Runs `count` iterations; for each, every metric's label and value."""
         rows = []
-        with jax.disable_jit():
-            for index in range(start, start + count):
-                self._state, outputs = self._iteration(
-                    self._state, jax.numpy.int32(index), *self._sources
-                )
-                leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
-                rows.append(dict(zip(self._labels, leaves, strict=True)))
+        for index in range(start, start + count):
+            first, self._first = self._first, None
+            rows.append(first or self._run_one(index))
         return rows
 
     def final_state(self) -> Any:
@@ -45,3 +55,13 @@ class EagerRuntime:
 
     def close(self) -> None:
         """Nothing is left running."""
+
+    def _count_step(self) -> None:
+        self._steps += 1
+
+    def _run_one(self, index: int) -> dict[str, np.ndarray]:
+        args = [jax.numpy.asarray(self.sources[name]) for name in SOURCES]
+        with jax.disable_jit():
+            self._state, outputs = self._iteration(self._state, jax.numpy.int32(index), *args)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
+        return dict(zip(leaf_labels(outputs), leaves, strict=True))

@@ -6,7 +6,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow._jax import Eqn, Jaxpr, bind, component_of, contains_all_reduce, inner_jaxprs, is_key
+from fragflow._jax import (
+    Eqn,
+    Jaxpr,
+    bind,
+    calls_host,
+    component_of,
+    contains_all_reduce,
+    inner_jaxprs,
+    is_key,
+)
 from fragflow.graph.pair import sized_dims
 
 
@@ -50,6 +59,8 @@ def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
     ins, outs = _row_axes(a.invars, b.invars, sizes), _row_axes(a.outvars, b.outvars, sizes)
     if ins is None or outs is None or None in outs or contains_all_reduce(a):
         return True  # not row-wise: such a component sees all environments, or is reduced anyway
+    if calls_host(a):
+        return False  # cannot be tried: it may do anything
     rng = np.random.default_rng(0)
     args = [_random(v.aval, rng, axis) for v, axis in zip(a.invars, ins, strict=True)]
     whole = _run(a, args)
