@@ -146,12 +146,23 @@ def with_axis_reductions(eqn: Eqn, axis: str, size: int) -> Eqn:
     """`eqn` with every reduction over replicas inside it bound to a mesh axis."""
     if not contains_all_reduce(eqn):
         return eqn
+    return _rewritten(eqn, lambda inner: _axis_eqns(inner, axis, size))
+
+
+def without_barriers(eqn: Eqn) -> Eqn:
+    """`eqn` with every component inside it, and itself, free to be inlined."""
+    plain = jax.make_jaxpr(lambda x: -x)(0.0).jaxpr.eqns[0].ctx
+    return _rewritten(eqn, lambda inner: [inner.replace(ctx=plain)]).replace(ctx=plain)
+
+
+def _rewritten(eqn: Eqn, change: Callable[[Eqn], list[Eqn]]) -> Eqn:
+    """`eqn` with `change` applied to every equation inside it, innermost first."""
 
     def rewrite(value: Any) -> Any:
         if isinstance(value, ClosedJaxpr):
             return ClosedJaxpr(rewrite(value.jaxpr), value.consts)
         if isinstance(value, Jaxpr):
-            eqns = [new for old in value.eqns for new in _axis_eqns(old, axis, size, rewrite)]
+            eqns = [new for old in value.eqns for new in change(_rewritten(old, change))]
             return value.replace(eqns=eqns)
         if type(value) in (tuple, list):  # named tuples hold no jaxprs
             return type(value)(rewrite(v) for v in value)
@@ -160,9 +171,9 @@ def with_axis_reductions(eqn: Eqn, axis: str, size: int) -> Eqn:
     return eqn.replace(params={k: rewrite(v) for k, v in eqn.params.items()})
 
 
-def _axis_eqns(eqn: Eqn, axis: str, size: int, rewrite: Callable[[Any], Any]) -> list[Eqn]:
+def _axis_eqns(eqn: Eqn, axis: str, size: int) -> list[Eqn]:
     if eqn.primitive is not all_reduce_p:
-        return [eqn.replace(params={k: rewrite(v) for k, v in eqn.params.items()})]
+        return [eqn]
     operation = eqn.params["operation"]
     avals = [v.aval for v in eqn.invars]
     closed = jax.make_jaxpr(

@@ -24,11 +24,15 @@ from fragflow.policies.policy import Deployment, Policy
 from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
 from fragflow.runtime.local import LocalRuntime
+from fragflow.runtime.observer import Observer as Observer
+from fragflow.runtime.observer import Row as Row
+from fragflow.runtime.observer import Silent as Silent
+from fragflow.runtime.observer import Start as Start
+from fragflow.runtime.observer import mean_return as mean_return
 from fragflow.runtime.selftest import components_with_other_bits
 
 CHUNK_SECONDS = 0.25
 LARGEST_CHUNK = 256
-RECENT_EPISODES = 100
 
 RuntimeName = Literal["local", "eager"]
 
@@ -42,56 +46,6 @@ class Experiment:
     num_envs: int
     total_steps: int
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One iteration's report."""
-
-    iteration: int
-    env_steps: int
-    metrics: Mapping[str, float]
-    episodes: int
-    return_sum: float
-    length_sum: int
-    seconds: float
-    """since training began"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What is known when everything is compiled and training begins."""
-
-    fdg: FDG | None
-    iterations: int
-    steps_per_iteration: int
-    programs: int
-    equality: str
-    """how this run relates to one undivided program: 'bitwise', or 'rounding: ...'"""
-    compile_seconds: float
-    state: Callable[[], Any]
-    """the state as it is now; to be asked between chunks"""
-
-
-class Observer(Protocol):
-    """Who wants to hear of a run while it goes on."""
-
-    def phase(self, name: str, done: int, total: int) -> None: ...
-    def started(self, start: Start) -> None: ...
-    def rows(self, rows: Sequence[Row]) -> None: ...
-    def should_stop(self) -> bool:
-        """Asked between chunks; True ends the run early, in good order."""
-        ...
-
-
-class Silent:
-    """An observer that does not look."""
-
-    def phase(self, name: str, done: int, total: int) -> None: ...
-    def started(self, start: Start) -> None: ...
-    def rows(self, rows: Sequence[Row]) -> None: ...
-    def should_stop(self) -> bool:
-        return False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,16 +76,6 @@ class Outcome:
     @property
     def mean_return(self) -> float | None:
         return mean_return(self.rows)
-
-
-def mean_return(rows: Sequence[Row]) -> float | None:
-    """Mean over the episodes of the last iterations: as many as make a hundred episodes."""
-    count, total = 0, 0.0
-    for row in reversed(rows):
-        count, total = count + row.episodes, total + row.return_sum
-        if count >= RECENT_EPISODES:
-            break
-    return total / count if count else None
 
 
 def iterations_for(total_steps: int, steps_per_iteration: int) -> int:
@@ -401,7 +345,7 @@ def _equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer)
             )
     if different:
         return (
-            f"rounding: {', '.join(sorted(different))} may round differently in batches of this size "
-            "(use --deterministic for equal bits)"
+            f"rounding: {', '.join(sorted(different))} may round differently in batches of this "
+            "size (use --deterministic for equal bits)"
         )
     return "bitwise"

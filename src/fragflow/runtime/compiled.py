@@ -13,6 +13,7 @@ from fragflow.graph.kinds import Kind, Tag
 from fragflow.runtime.evaluate import Setting, evaluate, training_chunk
 from fragflow.runtime.layout import Layout, kind_of, plain_function
 from fragflow.runtime.plan import Segment
+from fragflow.runtime.shared_operands import has_call_with_shared_operands
 
 ROOM = 256
 """iterations that one call of a message-free training loop can make at most"""
@@ -42,8 +43,8 @@ def compile_segment(
 ) -> Program:
     """Compiles nodes between two messages."""
 
-    def body(env: dict[Value, Any]) -> dict[Value, Any]:
-        evaluate(segment.nodes, env, setting)
+    def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
+        evaluate(segment.nodes, env, replace(setting, inline=inline))
         return env
 
     donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
@@ -78,12 +79,14 @@ def compile_training(
         element = kind_of(stack.element, kinds)
         local[stack.outside] = stacked(element)
 
-    def body(env: dict[Value, Any]) -> dict[Value, Any]:
+    def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
         buffers = []
         for stack in loop.stacks:
             plain = plain_aval(avals[stack.element])
             buffers.append(jnp.zeros((ROOM, *plain.shape), plain.dtype))
-        state, kept = training_chunk(loop, env, env[START], env[COUNT], buffers, setting)
+        state, kept = training_chunk(
+            loop, env, env[START], env[COUNT], buffers, replace(setting, inline=inline)
+        )
         return {**dict(zip(finals, state, strict=True)), **dict(zip(metrics, kept, strict=True))}
 
     call = _compile(body, inputs, (*finals, *metrics), known, local, layout, (), compiler_options)
@@ -98,7 +101,7 @@ def stacked(kind: Kind) -> Kind:
 
 
 def _compile(
-    body: Callable[[dict[Value, Any]], dict[Value, Any]],
+    body: Callable[[dict[Value, Any], bool], dict[Value, Any]],
     inputs: Sequence[Value],
     outputs: Sequence[Value],
     avals: Mapping[Value, Any],
@@ -107,10 +110,17 @@ def _compile(
     donated: tuple[int, ...],
     compiler_options: dict[str, Any],
 ) -> Callable[..., Sequence[jax.Array]]:
-    function = plain_function(body, inputs, outputs, avals)
     in_kinds = [kind_of(v, kinds) for v in inputs]
     out_kinds = [kind_of(v, kinds) for v in outputs]
-    wrapped = layout.wrap(function, in_kinds, out_kinds)
     args = [layout.aval(v, avals[v], k) for v, k in zip(inputs, in_kinds, strict=True)]
-    lowered = jax.jit(wrapped, donate_argnums=donated).lower(*args)
-    return lowered.compile(compiler_options=compiler_options or None)
+
+    def compiled(inline: bool) -> Any:
+        function = plain_function(lambda env: body(env, inline), inputs, outputs, avals)
+        wrapped = layout.wrap(function, in_kinds, out_kinds)
+        lowered = jax.jit(wrapped, donate_argnums=donated).lower(*args)
+        return lowered.compile(compiler_options=compiler_options or None)
+
+    program = compiled(inline=False)
+    if has_call_with_shared_operands(program.as_text()):
+        return compiled(inline=True)
+    return program

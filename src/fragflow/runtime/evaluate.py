@@ -14,6 +14,7 @@ from fragflow._jax import (
     bind,
     reduce_over_axis,
     with_axis_reductions,
+    without_barriers,
 )
 from fragflow.graph.ir import Constant, Loop, Node, Op, Value
 
@@ -36,6 +37,8 @@ class Setting:
     num_envs: int
     group: int = 1
     """replicas that reduce among themselves in this program"""
+    inline: bool = False
+    """lets XLA inline components; see shared_operands.py"""
     replacements: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
     """by path, operations that run in another way (in blocks, say)"""
 
@@ -72,7 +75,7 @@ def _apply(op: Op, env: Mapping[Value, Any], setting: Setting) -> Sequence[Any]:
         if eqn.primitive is all_reduce_p:
             return reduce_over_axis(eqn.params["operation"], args, REPLICA_AXIS)
         eqn = with_axis_reductions(eqn, REPLICA_AXIS, setting.group)
-    return bind(eqn, args)
+    return bind(without_barriers(eqn) if setting.inline else eqn, args)
 
 
 def _scan(loop: Loop, env: dict[Value, Any], setting: Setting) -> None:

@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fragflow.run import RECENT_EPISODES, Row, Start, mean_return
+from fragflow.run import Row, Start, mean_return
+from fragflow.runtime.observer import RECENT_EPISODES
 from fragflow.tools.evaluate import Evaluator
 from fragflow.tools.progress import Display, Update, fragments_text, losses_of
 from fragflow.tools.rundir import RunDirectory, versions
