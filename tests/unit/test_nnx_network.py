@@ -23,9 +23,10 @@ def small(outputs: int):
 def test_ppo_trains_nnx_modules_under_two_policies():
     network = NnxActorCritic(actor=small(2), critic=small(1))
     algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, network=network)
+    environment = make_environment("CartPole-v1")
     experiment = Experiment(
         algorithm=algorithm,
-        environment=make_environment("CartPole-v1"),
+        environment=environment,
         num_envs=8,
         total_steps=128,
         seed=0,

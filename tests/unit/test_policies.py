@@ -1,0 +1,101 @@
+"""Policies are data; what does not fit is refused with the reason and the fix."""
+
+import pytest
+
+from fragflow.errors import PolicyError
+from fragflow.policies import ALIASES, POLICIES, Deployment, Place, Policy, named_policy, place
+from fragflow.runtime.devices import needed_devices
+
+PPO = ("environment.step", "actor", "learner.value", "learner.gradient", "learner.update")
+
+
+def own(*places: Place) -> Policy:
+    return Policy(name="own", places=places)
+
+
+def fragments(policy: Policy, **deployment: int) -> dict[str, tuple[int, tuple[str, ...]]]:
+    placed = place(policy, Deployment(**deployment), PPO, 8)
+    return {p.name: (p.replicas, p.components) for p in placed}
+
+
+def test_the_more_specific_name_wins():
+    found = fragments(POLICIES["central"], workers=2)
+    assert found["server"] == (1, ("learner.update",))
+    assert found["worker"][0] == 2
+    assert "learner.gradient" in found["worker"][1]
+
+
+def test_paired_fragments_are_one_on_the_same_device():
+    coarse = POLICIES["single-learner-coarse"]
+    assert set(fragments(coarse, workers=2)) == {"environment+actor", "learner"}
+    on_gpu = place(coarse, Deployment(workers=2, accelerator="gpu"), PPO, 8)
+    assert [(p.name, p.device) for p in on_gpu] == [
+        ("environment", "cpu"),
+        ("actor", "gpu"),
+        ("learner", "gpu"),
+    ]
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_the_papers_names_are_accepted(alias):
+    assert named_policy(alias) is POLICIES[ALIASES[alias]]
+    assert named_policy(alias.lower()) is POLICIES[ALIASES[alias]]
+
+
+def test_an_unknown_policy():
+    with pytest.raises(PolicyError, match="Did you mean 'multi-learner'"):
+        named_policy("multi-lerner")
+
+
+def test_a_forgotten_component():
+    policy = own(Place(name="w", components=("environment", "actor")))
+    with pytest.raises(PolicyError, match=r"does not place component 'learner\.gradient'"):
+        fragments(policy)
+
+
+def test_a_component_placed_twice():
+    with pytest.raises(PolicyError, match="places component 'actor' twice: in 'a' and in 'b'"):
+        own(Place(name="a", components=("actor",)), Place(name="b", components=("actor",)))
+
+
+def test_a_component_the_algorithm_does_not_have():
+    policy = own(Place(name="a", components=("environment", "actor", "lerner")))
+    with pytest.raises(PolicyError, match=r"does not have\. Did you mean 'learner\.") as error:
+        fragments(policy)
+    assert "Its components are: actor, environment.step" in str(error.value)
+
+
+def test_two_fragments_of_one_name():
+    with pytest.raises(PolicyError, match="two fragments named 'a'"):
+        own(Place(name="a", components=("actor",)), Place(name="a", components=("learner",)))
+
+
+def test_environments_that_cannot_be_divided():
+    with pytest.raises(PolicyError, match=r"num-envs is 8.*3 replicas.*use a multiple of 3"):
+        fragments(POLICIES["gpu-only"], workers=3)
+
+
+def test_replica_counts_that_do_not_divide_one_another():
+    policy = POLICIES["environments"]
+    with pytest.raises(PolicyError, match="2 replicas of one fragment beside 3"):
+        place(policy, Deployment(workers=3, learners=2), PPO, 12)
+
+
+def test_counts_must_be_positive():
+    with pytest.raises(PolicyError, match="workers is 0: expected at least 1"):
+        Deployment(workers=0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("single-learner-coarse", 1), ("single-learner-fine", 1), ("gpu-only", 4), ("central", 4)],
+)
+def test_only_learners_need_devices_of_their_own(policy, expected):
+    assert needed_devices(POLICIES[policy], Deployment(workers=4)) == expected
+
+
+def test_replicas_that_share_a_place_are_fused():
+    deployment = Deployment(workers=4, accelerator="gpu", slots={"gpu": 2})
+    placed = {p.name: p for p in place(POLICIES["multi-learner"], deployment, PPO, 8)}
+    assert (placed["learner"].replicas, placed["learner"].asked_replicas) == (2, 4)
+    assert placed["environment"].replicas == 4
