@@ -36,8 +36,8 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--envs", type=int, nargs="+", default=[8, 64], help="numbers of environments")
-    add("--repeats", type=int, default=9, help="samples of each side")
-    add("--seconds", type=float, default=1.0, help="about how long a sample takes")
+    add("--repeats", type=int, default=15, help="samples of each side")
+    add("--seconds", type=float, default=0.5, help="about how long a sample takes")
     add("--json", type=Path, help="where to write the results as data")
     add("--show", action="store_true", help="print the function that stands for code by hand")
     options = parser.parse_args()
@@ -66,13 +66,18 @@ def _measure(envs: int, options: argparse.Namespace) -> dict[str, Any]:
         },
         options.repeats,
     )
-    loop = statistics.median(hand(0, iterations, True)[1] for _ in range(3))
+    shares = []
+    for _ in range(3):
+        inside: list[float] = []
+        whole = timed(lambda inside=inside: inside.append(hand(0, iterations, True)[1]))
+        shares.append(inside[0] / whole.seconds)
     steps = iterations * ROLLOUT
-    by_hand = loop / steps * 1e6
+    by_hand = statistics.median(shares) * median(samples["by hand"]) / steps * 1e6
 
     def above(name: str, below: str) -> float:
-        """Microseconds per step, from the medians."""
-        return (median(samples[name]) - median(samples[below])) / steps * 1e6
+        """Microseconds per step: the median of the differences within each round."""
+        pairs = zip(samples[name], samples[below], strict=True)
+        return statistics.median(a.seconds - b.seconds for a, b in pairs) / steps * 1e6
 
     per_step = {name: by_hand + above(name, "by hand") for name in samples}
     print_table(

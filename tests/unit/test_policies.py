@@ -13,8 +13,8 @@ def own(*places: Place) -> Policy:
     return Policy(name="own", places=places)
 
 
-def fragments(policy: Policy, **deployment: int) -> dict[str, tuple[int, tuple[str, ...]]]:
-    placed = place(policy, Deployment(**deployment), PPO, 8)
+def fragments(policy: Policy, workers: int = 1) -> dict[str, tuple[int, tuple[str, ...]]]:
+    placed = place(policy, Deployment(workers=workers), PPO, 8)
     return {p.name: (p.replicas, p.components) for p in placed}
 
 

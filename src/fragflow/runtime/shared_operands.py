@@ -16,6 +16,7 @@ _VIEWS = ("bitcast", "reshape", "copy-done", "optimization-barrier")
 def has_call_with_shared_operands(hlo: str) -> bool:
     """Whether some call in an optimised program gets one buffer twice."""
     origin: dict[str, str] = {}
+    operands: list[str]
     for line in hlo.splitlines():
         if line and not line[0].isspace():
             origin = {}  # a new computation
@@ -28,9 +29,8 @@ def has_call_with_shared_operands(hlo: str) -> bool:
         if opcode in _VIEWS and len(operands) == 1:
             origin[name] = origin.get(operands[0], operands[0])
         if opcode == "get-tuple-element":
-            index = re.search(r"index=(\d+)", rest)
-            whole = origin.get(operands[0], operands[0])
-            origin[name] = f"{whole}[{index.group(1) if index else ''}]"
+            index = "".join(re.findall(r"index=(\d+)", rest)[:1])
+            origin[name] = f"{origin.get(operands[0], operands[0])}[{index}]"
         if opcode == "call":
             buffers = [origin.get(operand, operand) for operand in operands]
             if len(set(buffers)) < len(buffers):
