@@ -173,7 +173,12 @@ class _Writer:
         body += self._lines(before) + self._renames("entry")
         body += ["if timed:", f"    wait(({state},))", "    began = clock()"]
         body += self._loop(inside)
-        body += ["if timed:", f"    wait(({state},))", "    seconds += clock() - began"]
+        carried = [
+            self.name(name, inside)
+            for name, worker in self._workers.items()
+            for inside, _ in worker._part.loops[0].step
+        ]
+        body += ["if timed:", f"    wait([{', '.join(carried)}])", "    seconds += clock() - began"]
         body += self._renames("exit") + self._lines(after) + self._outer_renames()
         known = self._first_values()
         return "\n".join(
