@@ -11,21 +11,26 @@ from fragflow.graph.split import Split
 def unhoist(loop: Loop, split: Split) -> Loop:
     """The naive placement: what is read only within a loop is sent anew in each of its steps."""
 
-    def block(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    def block(around: Loop, nodes: Sequence[Node]) -> tuple[Node, ...]:
         kept: list[Node] = []
         moved: dict[str, list[Transfer]] = {}
+        at_end = {c.next for c in around.carries} | {s.element for s in around.stacks}
         for i, node in enumerate(nodes):
-            goal = _only_reader(node, nodes[i + 1 :], split) if isinstance(node, Transfer) else None
+            goal = None
+            if isinstance(node, Transfer) and node.parcels[0].value not in at_end:
+                goal = _only_reader(node, nodes[i + 1 :], split)
             if goal is not None and isinstance(node, Transfer):
                 moved.setdefault(goal, []).append(node)
             else:
                 kept.append(node)
         return tuple(
-            replace(n, body=block((*moved.get(n.path, ()), *n.body))) if isinstance(n, Loop) else n
+            replace(n, body=block(n, (*moved.get(n.path, ()), *n.body)))
+            if isinstance(n, Loop)
+            else n
             for n in kept
         )
 
-    return replace(loop, body=block(loop.body))
+    return replace(loop, body=block(loop, loop.body))
 
 
 def _only_reader(transfer: Transfer, later: Sequence[Node], split: Split) -> str | None:
