@@ -166,7 +166,7 @@ class _Writer:
         before, inside, after = self._phases()
         body: list[str] = []
         for worker in self._workers.values():
-            counter = worker._part.fragment.loop.counter
+            counter = worker.part.fragment.loop.counter
             if counter is not None:
                 self.scope["place"] = lambda k: jax.device_put(np.int32(k))
                 body.append(f"{self.name(worker.name, counter)} = place(index)")
@@ -176,7 +176,7 @@ class _Writer:
         carried = [
             self.name(name, inside)
             for name, worker in self._workers.items()
-            for inside, _ in worker._part.loops[0].step
+            for inside, _ in worker.part.loops[0].step
         ]
         body += ["if timed:", f"    wait([{', '.join(carried)}])", "    seconds += clock() - began"]
         body += self._renames("exit") + self._lines(after) + self._outer_renames()
@@ -201,7 +201,7 @@ class _Writer:
         """What each worker does before, in and after its one loop."""
         phases: list[dict[str, Sequence[Instruction]]] = [{}, {}, {}]
         for name, worker in self._workers.items():
-            code = worker._part.code
+            code = worker.part.code
             (start,) = (i for i, c in enumerate(code) if isinstance(c, Enter))
             (end,) = (i for i, c in enumerate(code) if isinstance(c, Repeat))
             for phase, part in zip(
@@ -234,7 +234,7 @@ class _Writer:
         return lines
 
     def _call(self, worker: str, segment: int) -> str:
-        program = self._workers[worker]._programs[segment]
+        program = self._workers[worker].programs[segment]
         function = f"{worker}_{segment}"
         self.scope[function] = program.call
         outputs = "".join(f"{self.name(worker, v)}, " for v in program.outputs)
@@ -243,8 +243,8 @@ class _Writer:
 
     def _loop(self, codes: dict[str, Sequence[Instruction]]) -> list[str]:
         first, *others = self._workers.values()
-        self.scope["numbers"] = first._steps[0]
-        counters = [self.name(w.name, w._part.loops[0].counter) for w in (first, *others)]
+        self.scope["numbers"] = first.steps(0)
+        counters = [self.name(w.name, w.part.loops[0].counter) for w in (first, *others)]
         lines = self._lines(codes) + self._renames("step")
         return [f"for {counters[0]} in numbers:"] + [
             f"    {line}" for line in [*(f"{c} = {counters[0]}" for c in counters[1:]), *lines]
@@ -253,7 +253,7 @@ class _Writer:
     def _renames(self, which: str) -> list[str]:
         lines = []
         for name, worker in self._workers.items():
-            (loop,) = worker._part.loops
+            (loop,) = worker.part.loops
             pairs = [(a, b) for a, b in getattr(loop, which) if a != b]
             lines.append(self._assign(name, pairs))
         return lines
@@ -262,7 +262,7 @@ class _Writer:
         """What goes from one iteration to the next; metrics are kept."""
         lines = []
         for name, worker in self._workers.items():
-            loop = worker._part.fragment.loop
+            loop = worker.part.fragment.loop
             kept = "".join(f"{self.name(name, s.element)}, " for s in loop.stacks)
             if kept:
                 lines.append(f"kept += ({kept})")
@@ -277,7 +277,7 @@ class _Writer:
         """Global and local variable of everything that is there before the first iteration."""
         known = {}
         for (worker, value), local in self._names.items():
-            values = self._workers[worker]._values
+            values = self._workers[worker].values
             if value in values:
                 known[f"first_{local}"] = local
                 self.scope[f"first_{local}"] = values[value]

@@ -104,7 +104,7 @@ class Driver:
     def hlo(self) -> str:
         """The optimised text of the one program that gpu-only is."""
         (worker,) = self.runtime._workers
-        (program,) = worker._programs
+        (program,) = worker.programs
         return program.call.as_text()  # pyright: ignore[reportFunctionMemberAccess]
 
 

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from fragflow.api import Box as Box
     from fragflow.api import Clock as Clock
     from fragflow.api import Discrete as Discrete
+    from fragflow.api import EnvState as EnvState
     from fragflow.api import Environment as Environment
     from fragflow.api import Environments as Environments
+    from fragflow.api import Metrics as Metrics
     from fragflow.api import Step as Step
     from fragflow.api import Timestep as Timestep
     from fragflow.api import all_max as all_max
@@ -30,8 +32,8 @@ _HOMES = {
     "fragflow.tools.load": ("Agent", "load"),
     "fragflow.tools.train": ("Result", "train"),
     "fragflow.api": (
-        *("Algorithm", "Box", "Clock", "Discrete", "Environment", "Environments", "Step"),
-        *("Timestep", "all_max", "all_mean", "all_sum", "component"),
+        *("Algorithm", "Box", "Clock", "Discrete", "EnvState", "Environment", "Environments"),
+        *("Metrics", "Step", "Timestep", "all_max", "all_mean", "all_sum", "component"),
     ),
 }
 """The names above again, loaded at their first use: `fragflow --help` must not wait for JAX."""

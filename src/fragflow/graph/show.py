@@ -45,6 +45,7 @@ def value_names(program: Program) -> Mapping[Value, str]:
             for carry in node.carries:
                 if carry.final in names and carry.next in names:
                     names[carry.next] = names[carry.final]
+                names.setdefault(carry.inside, names.get(carry.next, carry.inside))
             for stack in node.stacks:
                 names.setdefault(stack.outside, names.get(stack.element, stack.element))
     return names

@@ -25,10 +25,19 @@ def gae(
     # The sum over later steps stops at the episode's end, also where its value goes on.
     decay = jnp.where(done, 0.0, gamma * gae_lambda)
 
-    def accumulate(later: jax.Array, step: tuple[jax.Array, jax.Array]):
-        delta, decay = step
-        advantage = delta + decay * later
-        return advantage, advantage
+    return discounted_sums(delta, decay)
 
-    _, advantages = lax.scan(accumulate, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)
-    return advantages
+
+def discounted_sums(reward: jax.Array, discount: jax.Array) -> jax.Array:
+    """`sum_t = reward_t + discount_t * sum_t+1` along the first axis.
+
+    With a discount of zero where an episode ends, these are the episode's rewards to go.
+    """
+
+    def accumulate(later: jax.Array, step: tuple[jax.Array, jax.Array]):
+        reward, discount = step
+        total = reward + discount * later
+        return total, total
+
+    _, totals = lax.scan(accumulate, jnp.zeros_like(reward[0]), (reward, discount), reverse=True)
+    return totals

@@ -1,8 +1,6 @@
 """The local runtime: one process, a thread per fragment replica, JAX devices."""
 
 import threading
-import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_futures
@@ -13,16 +11,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fragflow._jax import REPLICA_AXIS, plain_aval
-from fragflow.errors import ConfigError, FragflowError, RunError
+from fragflow.errors import ConfigError
 from fragflow.graph.interfaces import crossings, transfer_bytes
 from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.blocks import blocked_operations
 from fragflow.runtime.channels import Channels, Closed
 from fragflow.runtime.compiled import Program, compile_segment, compile_training
+from fragflow.runtime.crew import Crew
 from fragflow.runtime.evaluate import Setting
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
-from fragflow.runtime.plan import Part, Plan, is_divided, make_plan, part_name, share
+from fragflow.runtime.parcels import is_divided, part_name, share
+from fragflow.runtime.plan import Part, Plan, make_plan
+from fragflow.runtime.script import teams, write
 from fragflow.runtime.worker import Metrics, Worker
 
 Progress = Callable[[str, int, int], None]
@@ -96,24 +97,25 @@ class LocalRuntime:
                         compiled[key],
                         values,
                         self._channels,
-                        waits_itself=not self._shares_thread(part.fragment),
-                        neighbours=frozenset(
-                            other for other, places in layouts.items() if set(places) == {layout}
-                        ),
                     )
                 )
         self._crews = self._make_crews()
         self._pool = ThreadPoolExecutor(len(self._crews), thread_name_prefix="fragment")
-        self._failure: tuple[Worker, BaseException] | None = None
+        self._failure: tuple[Crew, BaseException] | None = None
         self._lock = threading.Lock()
+        trips = crossings(fdg)
         self._bytes_per_iteration = sum(
-            transfer_bytes(fdg, t) * crossings(fdg)[t.name] for t in fdg.transfers
+            transfer_bytes(fdg, t) * trips[t.name] for t in fdg.transfers
+        )
+        self._messages_per_iteration = sum(
+            max(fdg.fragments[t.source].replicas, fdg.fragments[t.target].replicas) * trips[t.name]
+            for t in fdg.transfers
         )
         self._iterations = 0
 
     @property
     def num_messages(self) -> int:
-        return sum(worker.messages for worker in self._workers)
+        return self._messages_per_iteration * self._iterations
 
     @property
     def bytes_moved(self) -> int:
@@ -124,7 +126,8 @@ class LocalRuntime:
         futures = [self._pool.submit(self._drive, crew, start, count) for crew in self._crews]
         self._await(futures)
         if self._failure is not None:
-            raise self._error(*self._failure)
+            crew, cause = self._failure
+            raise crew.error(cause)
         self._iterations += count
         results = {w: m for future in futures for w, m in future.result().items()}
         return self._metrics([results[worker] for worker in self._workers], count)
@@ -245,85 +248,33 @@ class LocalRuntime:
             values[carry.init] = values[carry.inside] = placed
         return values
 
-    def _shares_thread(self, fragment: Fragment) -> bool:
-        """Fragments of one replica on one device take turns: a thread each would only cost."""
-        single = [f for f in self.fdg.fragments.values() if f.replicas == 1]
-        return (
-            len(single) > 1
-            and fragment.replicas == 1
-            and all(f.device == fragment.device for f in single)
-        )
+    def _make_crews(self) -> list[Crew]:
+        """The workers that each thread drives: those of a team, or one replica of a fragment."""
+        crews = []
+        for team in teams(self.fdg, self.plan):
+            script = None if self.plan.parts[team[0]].fused else write(self.fdg, self.plan, team)
+            workers = [w for w in self._workers if w.name in team]
+            groups = [workers] if len(team) > 1 else [[w] for w in workers]
+            crews += [Crew(group, script) for group in groups]
+        return crews
 
-    def _make_crews(self) -> list[list[Worker]]:
-        """The workers that each thread drives."""
-        shared = [w for w in self._workers if self._shares_thread(self.fdg.fragments[w.name])]
-        alone = [[w] for w in self._workers if w not in shared]
-        return [*alone, shared] if shared else alone
-
-    def _drive(self, crew: Sequence[Worker], start: int, count: int) -> dict[Worker, Metrics]:
-        """Runs a crew's workers, each until it must wait, until all are done."""
-        results: dict[Worker, Metrics] = {worker: {} for worker in crew}
-        running = {worker: worker.run(start, count) for worker in crew}
-        worker = crew[0]
-        idle_since: float | None = None
+    def _drive(self, crew: Crew, start: int, count: int) -> Mapping[Worker, Metrics]:
         try:
-            while running:
-                moved = False
-                for worker, steps in list(running.items()):
-                    try:
-                        moved = next(steps) or moved
-                    except StopIteration as finished:
-                        results[worker] = finished.value
-                        del running[worker]
-                        moved = True
-                if moved:
-                    idle_since = None
-                elif running:
-                    idle_since = self._idle(worker, idle_since)
-            for worker in crew:
-                worker.wait()
+            return crew.run(start, count)
         except Closed:
             pass
         except BaseException as error:  # the first cause, whatever it is, ends the run
             with self._lock:
                 if self._failure is None:
-                    self._failure = (worker, error)
+                    self._failure = (crew, error)
             self._channels.close()
-        return results
-
-    def _idle(self, worker: Worker, since: float | None) -> float:
-        """All of a crew wait for other threads: sleep a little, but not for ever."""
-        now = time.monotonic()
-        if self._channels.is_closed:
-            raise Closed
-        if since is not None and now - since > self._channels.timeout_seconds:
-            raise RunError(
-                f"fragment {worker.name} has waited {self._channels.timeout_seconds:.0f} seconds "
-                "for a message: its sender is stuck"
-            )
-        time.sleep(20e-6)
-        return now if since is None else since
+        return {}
 
     def _await(self, futures: Sequence[Future[Any]]) -> None:
         # Short waits keep the main thread open to Ctrl-C.
         pending = set(futures)
         while pending:
             _, pending = wait_futures(pending, timeout=0.2)
-
-    def _error(self, worker: Worker, cause: BaseException) -> FragflowError:
-        if isinstance(cause, FragflowError):
-            return cause
-        doing = worker.doing
-        where = (
-            f"segment {doing.name}, which runs {doing.line}"
-            if isinstance(doing, Program)
-            else str(doing)
-        )
-        replicas = ",".join(map(str, worker.replicas))
-        last = "".join(traceback.format_exception_only(cause)).strip()
-        error = RunError(f"fragment {worker.name}[{replicas}] failed in {where}: {last}")
-        error.__cause__ = cause
-        return error
 
     def _metrics(self, results: Sequence[Metrics], count: int) -> list[dict[str, np.ndarray]]:
         rows: list[dict[str, np.ndarray]] = [{} for _ in range(count)]

@@ -25,6 +25,7 @@ from fragflow.graph.ir import (
 )
 from fragflow.runtime.evaluate import Local
 from fragflow.runtime.pack import Draft, pack_rows
+from fragflow.runtime.parcels import part_name, share
 from fragflow.runtime.schedule import Code, Enter, Get, Instruction, Put, Repeat, Run
 
 
@@ -96,23 +97,6 @@ def make_plan(fdg: FDG, pack: bool = True) -> Plan:
     return Plan(
         parts={name: _part(fdg, fragment, pack) for name, fragment in fdg.fragments.items()}
     )
-
-
-def part_name(value: Value, k: int) -> Value:
-    """The name of the k-th piece of a value that is cut or joined."""
-    return f"{value}#{k}"
-
-
-def share(fdg: FDG, transfer: Transfer) -> int:
-    """How many replicas of the larger side belong to one of the smaller."""
-    source = fdg.fragments[transfer.source].replicas
-    target = fdg.fragments[transfer.target].replicas
-    return max(source, target) // min(source, target)
-
-
-def is_divided(parcel: Parcel) -> bool:
-    """Whether the value travels in pieces, one per replica of the larger side."""
-    return parcel.collective in ("gather", "scatter") or parcel.collective.startswith("reduce-")
 
 
 def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:

@@ -3,7 +3,7 @@
 The runtimes, the null runtime and the tests all step the same machine; only they have effects.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -72,14 +72,6 @@ def advance(code: Code, cursor: Cursor) -> Cursor:
             return Cursor(instruction.first, (*steps[:-1], step))  # pyright: ignore[reportAttributeAccessIssue]
         return Cursor(position + 1, steps[:-1])
     return Cursor(position + 1, steps)
-
-
-def unrolled(code: Code) -> Iterator[Cursor]:
-    """Everywhere a fragment stands in one iteration, in order."""
-    cursor = Cursor()
-    while cursor.position < len(code):
-        yield cursor
-        cursor = advance(code, cursor)
 
 
 Replica: TypeAlias = tuple[str, int]

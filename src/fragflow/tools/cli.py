@@ -122,9 +122,16 @@ def _show(words: list[str]) -> int:
     )
     on = bool(values["optimise"])
     fdg = graph(experiment, policy, deployment, hoist=on, sink=on, coalesce=on)
-    from fragflow.graph.show import render
+    if values["format"] == "driver":
+        from fragflow.runtime import script
+        from fragflow.runtime.plan import make_plan
 
-    print(render(fdg, values["format"], f"{values['algorithm']} on {values['env']}").rstrip("\n"))
+        text = script.render(fdg, make_plan(fdg))
+    else:
+        from fragflow.graph.show import render
+
+        text = render(fdg, values["format"], f"{values['algorithm']} on {values['env']}")
+    print(text.rstrip("\n"))
     return 0
 
 

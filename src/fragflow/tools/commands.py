@@ -157,9 +157,9 @@ SHOW = (
         options=(
             Option(
                 name="format",
-                kind=Literal["text", "mermaid", "json"],
+                kind=Literal["text", "mermaid", "json", "driver"],
                 default="text",
-                help="how to print it",
+                help="how to print it; driver is the Python that drives each thread",
             ),
         ),
     ),
