@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from fragflow.api import Box as Box
     from fragflow.api import Clock as Clock
     from fragflow.api import Discrete as Discrete
-    from fragflow.api import EnvState as EnvState
     from fragflow.api import Environment as Environment
     from fragflow.api import Environments as Environments
+    from fragflow.api import EnvState as EnvState
     from fragflow.api import Metrics as Metrics
     from fragflow.api import Step as Step
     from fragflow.api import Timestep as Timestep

@@ -21,15 +21,20 @@ class EpisodeStats(NamedTuple):
 
 
 class EnvState(NamedTuple):
-    """State of a batch of environments; every leaf has the environment axis first."""
+    """State of a batch of environments; every leaf has the environment axis first.
+
+    Few leaves: a step across fragments costs by their number.
+    """
 
     inner: Any
-    key: jax.Array
-    """raw key data, fixed per environment; draws are made from it and `steps`"""
-    steps: jax.Array
-    episode_return: jax.Array
-    episode_length: jax.Array
-    finished: EpisodeStats
+    random: jax.Array
+    """`[N, 3]`: raw key data, fixed per environment, and how many draws were made from it"""
+    record: jax.Array
+    """`[N, 5]`: return and length of the running episode, then the `EpisodeStats`"""
+
+    @property
+    def finished(self) -> EpisodeStats:
+        return EpisodeStats(*(self.record[:, k] for k in (2, 3, 4)))
 
 
 class Environments:
@@ -98,51 +103,47 @@ class Environments:
         raw = jax.random.key_data(keys)
         inner, obs = jax.vmap(lambda key: self._environment.reset(_draw(key, 0)))(raw)
         # Zeros and ones are made from the keys' rows, so that they have the environment axis.
-        zero = jnp.zeros(raw.shape[:1], jnp.int32)
-        zero_float = zero.astype(jnp.float32)
+        zero = jnp.zeros(raw.shape[:1], jnp.float32)
+        one = jnp.ones((*raw.shape[:1], 1), jnp.uint32)
         state = EnvState(
             inner=_strong(inner),
-            key=raw,
-            steps=zero + 1,
-            episode_return=zero_float,
-            episode_length=zero,
-            finished=EpisodeStats(zero, zero_float, zero),
+            random=jnp.concatenate([raw, one], 1),
+            record=jnp.zeros((*raw.shape[:1], 5), jnp.float32),
         )
         no = zero.astype(bool)
-        return state, Timestep(obs, obs, zero_float, no, no)
+        return state, Timestep(obs, obs, zero, no, no)
 
     @component("environment.step")
     def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
         return jax.vmap(self._step_one)(state, action)
 
     def _step_one(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
-        step = self._environment.step(state.inner, action, _draw(state.key, 2 * state.steps))
+        key, draws = state.random[:2], state.random[2]
+        step = self._environment.step(state.inner, action, _draw(key, 2 * draws))
         reward = jnp.asarray(step.reward, jnp.float32)
         terminated = jnp.asarray(step.terminated, bool)
         truncated = jnp.asarray(step.truncated, bool) & ~terminated
         done = terminated | truncated
-        fresh, fresh_obs = self._environment.reset(_draw(state.key, 2 * state.steps + 1))
+        fresh, fresh_obs = self._environment.reset(_draw(key, 2 * draws + 1))
 
         def new_if_done(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda n, o: jnp.where(done, n, o), new, old)
 
-        total = state.episode_return + reward
-        length = state.episode_length + 1
-        ended = done.astype(jnp.int32)
         next_state = EnvState(
             inner=_strong(new_if_done(fresh, step.state)),
-            key=state.key,
-            steps=state.steps + 1,
-            episode_return=jnp.where(done, 0.0, total),
-            episode_length=jnp.where(done, 0, length),
-            finished=EpisodeStats(
-                episodes=state.finished.episodes + ended,
-                return_sum=state.finished.return_sum + jnp.where(done, total, 0.0),
-                length_sum=state.finished.length_sum + ended * length,
-            ),
+            random=state.random + jnp.array([0, 0, 1], jnp.uint32),
+            record=_recorded(state.record, reward, done),
         )
         obs = new_if_done(fresh_obs, step.obs)
         return next_state, Timestep(obs, step.obs, reward, terminated, truncated)
+
+
+def _recorded(record: jax.Array, reward: jax.Array, done: jax.Array) -> jax.Array:
+    """One environment's record after a step."""
+    total, length = record[0] + reward, record[1] + 1
+    running = jnp.where(done, 0.0, jnp.stack([total, length]))
+    finished = jnp.where(done, jnp.stack([jnp.ones_like(total), total, length]), 0.0)
+    return jnp.concatenate([running, record[2:] + finished])
 
 
 def clear_episode_stats(state: Any) -> Any:
@@ -151,7 +152,8 @@ def clear_episode_stats(state: Any) -> Any:
     def clear(node: Any) -> Any:
         if not isinstance(node, EnvState):
             return node
-        return node._replace(finished=jax.tree.map(jnp.zeros_like, node.finished))
+        is_running = jnp.array([True, True, False, False, False])
+        return node._replace(record=jnp.where(is_running, node.record, 0.0))
 
     return jax.tree.map(clear, state, is_leaf=lambda node: isinstance(node, EnvState))
 

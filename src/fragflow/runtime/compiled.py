@@ -18,6 +18,9 @@ from fragflow.runtime.shared_operands import has_call_with_shared_operands
 ROOM = 256
 """iterations that one call of a message-free training loop can make at most"""
 
+_FOR_SMALL_PROGRAMS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+"""Operations in an order for one thread: handing a few microseconds of work on costs more."""
+
 START, COUNT = "start@chunk", "count@chunk"
 
 
@@ -48,6 +51,8 @@ def compile_segment(
         return env
 
     donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
+    if segment.is_repeated and layout.platform == "cpu":
+        compiler_options = {**_FOR_SMALL_PROGRAMS, **compiler_options}
     call = _compile(
         body, segment.inputs, segment.outputs, avals, kinds, layout, donated, compiler_options
     )
@@ -70,8 +75,7 @@ def compile_training(
     states = tuple(c.init for c in loop.carries)
     finals = tuple(c.final for c in loop.carries)
     metrics = tuple(s.outside for s in loop.stacks)
-    used = (*(c.output for c in fragment.constants), *sources)
-    inputs = (*states, *used, START, COUNT)
+    inputs = (*states, *sources, START, COUNT)
     known = dict(avals)
     known[START] = known[COUNT] = jax.ShapeDtypeStruct((), "int32")
     local = dict(kinds)
@@ -80,6 +84,7 @@ def compile_training(
         local[stack.outside] = stacked(element)
 
     def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
+        evaluate(fragment.constants, env, setting)
         buffers = []
         for stack in loop.stacks:
             plain = plain_aval(avals[stack.element])

@@ -31,6 +31,10 @@ class OneDevice:
     def replicas(self) -> int:
         return 1
 
+    @property
+    def platform(self) -> str:
+        return self.device.platform
+
     def aval(self, _value: Value, aval: Any, _kind: Kind) -> jax.ShapeDtypeStruct:
         plain = plain_aval(aval)
         return jax.ShapeDtypeStruct(
@@ -60,6 +64,10 @@ class Group:
     @property
     def replicas(self) -> int:
         return self.mesh.size
+
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
 
     def _spec(self, kind: Kind) -> PartitionSpec:
         if kind.tag is Tag.UNIFORM:

@@ -37,6 +37,8 @@ class Segment:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     donated: frozenset[Value] = frozenset()
+    is_repeated: bool = False
+    """runs at every step of a loop, so that what a call costs counts"""
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -251,6 +253,11 @@ def _finished(draft: Draft) -> tuple[Segment, ...]:
     """Segments with their inputs and outputs, once all readers are known."""
     reads = [_reads(nodes) for nodes in draft.segments]
     defines = [_defines(nodes) for nodes in draft.segments]
+    repeated, depth = set(), 0
+    for instruction in draft.code:
+        depth += isinstance(instruction, Enter) - isinstance(instruction, Repeat)
+        if isinstance(instruction, Run) and depth:
+            repeated.add(instruction.segment)
     finished = []
     for i, nodes in enumerate(draft.segments):
         elsewhere = draft.shell_reads.union(*(r for j, r in enumerate(reads) if j != i))
@@ -262,6 +269,7 @@ def _finished(draft: Draft) -> tuple[Segment, ...]:
                 inputs=tuple(reads[i]),
                 outputs=tuple(v for v in defines[i] if v in elsewhere or v in updated),
                 donated=frozenset(updated),
+                is_repeated=i in repeated,
             )
         )
     return tuple(finished)
