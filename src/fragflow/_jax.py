@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax._src import source_info_util, xla_bridge
+from jax._src.core import ShapedArray
 from jax._src.interpreters import partial_eval
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
@@ -108,6 +110,48 @@ def reduce_over_axis(operation: str, values: Sequence[Any], axis: str) -> list[A
     """The reduction among the shards of one SPMD group."""
     reduce = {"mean": lax.pmean, "sum": lax.psum, "max": lax.pmax}[operation]
     return [reduce(v, axis) for v in values]
+
+
+# Calls of environments that are not JAX programs: known shapes, carried out by a worker.
+
+host_call_p = core.Primitive("host_call")
+host_call_p.multiple_results = True
+
+
+def _host_call_impl(*args: Any, host: Any, method: str) -> list[Any]:
+    return [jax.numpy.asarray(r) for r in host.call(method, *map(np.asarray, args))]
+
+
+def _host_call_types(*args: Any, host: Any, method: str) -> list[Any]:
+    rows = args[0].shape[0]
+    return [ShapedArray((rows, *t.shape), np.dtype(t.dtype)) for t in host.result_types(method)]
+
+
+def _host_call_lowering(*_: Any, host: Any, method: str) -> Any:
+    raise TypeError(
+        f"{host.name}.{method} runs on the host: it cannot be compiled, and not be inside jit, "
+        "while_loop or cond. Call env.step in step itself or in a lax.scan of it."
+    )
+
+
+def _host_call_batch(*_: Any, host: Any, method: str) -> Any:
+    raise TypeError(f"{host.name}.{method} takes all environments at once: do not vmap it")
+
+
+host_call_p.def_impl(_host_call_impl)
+host_call_p.def_abstract_eval(_host_call_types)
+batching.primitive_batchers[host_call_p] = _host_call_batch
+mlir.register_lowering(host_call_p, mlir.lower_fun(_host_call_lowering, multiple_results=True))
+
+
+def host_call(host: Any, method: str, *args: Any) -> list[Any]:
+    """Calls an environment on the host; the environment axis of all values comes first."""
+    return host_call_p.bind(*args, host=host, method=method)
+
+
+def contains_host_call(eqn: Eqn) -> bool:
+    """Whether an environment on the host is called in `eqn`, at any depth."""
+    return _contains(eqn, lambda inner: inner.primitive is host_call_p)
 
 
 # Reading and re-evaluating equations.

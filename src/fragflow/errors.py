@@ -36,6 +36,10 @@ class RunError(FragflowError, RuntimeError):
     exit_code = 3
 
 
+class EnvironmentFault(RunError):
+    """An environment raised, hung, died, or answered what it must not."""
+
+
 class NonFiniteError(FragflowError, ArithmeticError):
     """Training produced NaN or infinity."""
 

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from fragflow.api.algorithm import Algorithm
-from fragflow.api.environment import Environment
+from fragflow.api.host import Host, HostEnvironment
+from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import ConfigError, NonFiniteError
 from fragflow.graph.cut import Traced, cut, traced
 from fragflow.graph.ir import FDG
@@ -23,6 +24,8 @@ from fragflow.graph.trace import (
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
+from fragflow.runtime.host import HostPool, answer_by, close_pools, open_pools
+from fragflow.runtime.initialise import evaluate_with_host
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.observer import Observer as Observer
 from fragflow.runtime.observer import Row as Row
@@ -42,7 +45,7 @@ class Experiment:
     """What to learn: no word of where."""
 
     algorithm: Algorithm
-    environment: Environment
+    environment: AnyEnvironment
     num_envs: int
     total_steps: int
     seed: int = 0
@@ -214,14 +217,19 @@ def _prepare_local(
     iterations = iterations_for(experiment.total_steps, steps)
     sources = _sources(experiment, steps, iterations)
     observer.phase("initialising", 0, 1)
-    init = init_function(experiment.algorithm, experiment.environment, experiment.num_envs)
-    first = jax.jit(init)(sources["run_key"], sources["env_ids"])
     names = [carry.inside for carry in fdg.program.loop.carries]
     equality = _equality(fdg, source, deterministic, observer)
+    pools = open_pools(fdg)
+    try:
+        first = _first_state(experiment, source, sources, pools)
+    except BaseException:
+        close_pools(pools)
+        raise
     engine = LocalRuntime(
         fdg,
-        dict(zip(names, jax.tree.leaves(first), strict=True)),
+        dict(zip(names, first, strict=True)),
         sources,
+        pools=pools,
         row_kinds=fdg.row_kinds if deterministic else None,
         stall_timeout_seconds=stall_timeout_seconds,
         progress=observer.phase,
@@ -241,12 +249,34 @@ def _prepare_local(
     )
 
 
+def _first_state(
+    experiment: Experiment,
+    source: Traced,
+    sources: Mapping[str, np.ndarray],
+    pools: Mapping[str, Sequence[HostPool]],
+) -> list[Any]:
+    """The leaves of the first state."""
+    arguments = (sources["run_key"], sources["env_ids"])
+    if pools:
+        init = source.init_at(experiment.num_envs)
+        return evaluate_with_host(init, arguments, answer_by(pools))
+    init = init_function(experiment.algorithm, experiment.environment, experiment.num_envs)
+    return jax.tree.leaves(jax.jit(init)(*arguments))
+
+
 def _prepare_eager(experiment: Experiment) -> _Ready:
-    parts = (experiment.algorithm, experiment.environment, experiment.num_envs)
+    environment: Any = experiment.environment
+    pools = []
+    if isinstance(environment, HostEnvironment):
+        environment = Host(environment)
+        environment.pool = HostPool(environment, range(experiment.num_envs))
+        pools.append(environment.pool)
+    parts = (experiment.algorithm, environment, experiment.num_envs)
     engine = EagerRuntime(
         lambda on_step: iteration_function(*parts, on_step),
         init_function(*parts),
         _sources(experiment, 0, 1),
+        pools,
     )
     steps = engine.env_steps() * experiment.num_envs
     _refuse_no_steps(experiment, steps)
@@ -319,6 +349,11 @@ def _refuse_non_finite(rows: Sequence[Row]) -> None:
 
 def _equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) -> str:
     """How the run relates to one undivided program."""
+    host = source.environment
+    if isinstance(host, HostEnvironment) and not host.draws_apart:
+        return (
+            f"different: {host.name} draws random numbers for all environments of a worker at once"
+        )
     groups = [f.name for f in fdg.fragments.values() if f.group]
     if groups:
         return f"rounding: replicas of {', '.join(groups)} add up gradients in another order"

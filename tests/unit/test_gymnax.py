@@ -98,7 +98,7 @@ def test_an_environment_does_not_depend_on_its_neighbours() -> None:
         return steps(jax.random.key(3))
 
     whole, first, second = run(range(8)), run(range(4)), run(range(4, 8))
-    for all_envs, left, right in zip(whole, first, second, strict=True):
+    for all_envs, left, right in zip(*map(jax.tree.leaves, (whole, first, second)), strict=True):
         np.testing.assert_array_equal(all_envs, np.concatenate([left, right], axis=1))
     assert len(np.unique(whole.obs[0, :, 0])) == 8
 

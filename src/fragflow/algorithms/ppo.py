@@ -44,6 +44,8 @@ class Rollout(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
+    mask: jax.Array | None
+    """False where nothing happened"""
 
 
 class Values(NamedTuple):
@@ -159,7 +161,7 @@ class PPO(ff.Algorithm):
             action, bounded, log_prob = self.act(state.params["actor"], obs, keys, env.action)
             env_state, t = env.step(env_state, bounded)
             happened = Rollout(
-                obs, action, log_prob, t.next_obs, t.reward, t.terminated, t.truncated
+                obs, action, log_prob, t.next_obs, t.reward, t.terminated, t.truncated, t.mask
             )
             return (env_state, t.obs), happened
 
@@ -225,6 +227,8 @@ class PPO(ff.Algorithm):
         target = advantage + values.now
         if self.normalise_advantages:
             advantage = ops.standardise(advantage)
+        if rollout.mask is not None:
+            advantage = jnp.where(rollout.mask, advantage, 0.0)
         return Estimates(
             advantage, target, squared_return * ff.all_mean(jnp.mean(jnp.square(target)))
         )

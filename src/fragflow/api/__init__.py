@@ -7,6 +7,9 @@ from fragflow.api.component import component as component
 from fragflow.api.environment import Environment as Environment
 from fragflow.api.environment import Step as Step
 from fragflow.api.environment import Timestep as Timestep
+from fragflow.api.host import HostBatch as HostBatch
+from fragflow.api.host import HostEnvironment as HostEnvironment
+from fragflow.api.host import HostStep as HostStep
 from fragflow.api.reduce import all_max as all_max
 from fragflow.api.reduce import all_mean as all_mean
 from fragflow.api.reduce import all_sum as all_sum

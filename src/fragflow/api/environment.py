@@ -47,6 +47,8 @@ class Timestep(NamedTuple):
     reward: jax.Array
     terminated: jax.Array
     truncated: jax.Array
+    mask: jax.Array | None = None
+    """False where nothing happened (a step spent on starting an episode); None: it always did"""
 
     @property
     def done(self) -> jax.Array:

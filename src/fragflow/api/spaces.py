@@ -57,3 +57,8 @@ class Discrete:
 
 
 Space: TypeAlias = Box | Discrete
+
+
+def space_types(space: Space) -> jax.ShapeDtypeStruct:
+    """The type of one value of a space."""
+    return jax.ShapeDtypeStruct(space.shape, space.dtype)

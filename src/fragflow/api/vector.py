@@ -1,15 +1,18 @@
 """The environments as an algorithm sees them: one batch, of which a fragment may hold a part."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from fragflow.api.component import component
 from fragflow.api.environment import Environment, Timestep
+from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.spaces import Space
 from fragflow.errors import ConfigError
+
+AnyEnvironment: TypeAlias = Environment | HostEnvironment
 
 
 class EpisodeStats(NamedTuple):
@@ -42,13 +45,16 @@ class Environments:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: AnyEnvironment | Host,
         ids: jax.Array,
         total: int,
         on_step: Callable[[], None] | None = None,
     ):
         """`on_step` is called whenever Python comes by a step: once, where it is traced."""
+        if isinstance(environment, HostEnvironment):
+            environment = Host(environment)
         self._environment = environment
+        self._spaces = environment.environment if isinstance(environment, Host) else environment
         self._on_step = on_step
         self._ids = ids
         self._total = total
@@ -60,11 +66,11 @@ class Environments:
 
     @property
     def observation(self) -> Space:
-        return self._environment.observation
+        return self._spaces.observation
 
     @property
     def action(self) -> Space:
-        return self._environment.action
+        return self._spaces.action
 
     def keys(self, key: jax.Array, *shape: int) -> jax.Array:
         """One key per environment, `[*shape, num_envs]`: the only source of per-environment noise.
@@ -100,8 +106,12 @@ class Environments:
 
     @component("environment.reset")
     def _reset(self, keys: jax.Array) -> tuple[EnvState, Timestep]:
+        environment = self._environment
         raw = jax.random.key_data(keys)
-        inner, obs = jax.vmap(lambda key: self._environment.reset(_draw(key, 0)))(raw)
+        if isinstance(environment, Host):
+            inner, obs = jnp.zeros(raw.shape[:1], jnp.int32), environment.reset(raw)
+        else:
+            inner, obs = jax.vmap(lambda key: environment.reset(_draw(key, 0)))(raw)
         # Zeros and ones are made from the keys' rows, so that they have the environment axis.
         zero = jnp.zeros(raw.shape[:1], jnp.float32)
         one = jnp.ones((*raw.shape[:1], 1), jnp.uint32)
@@ -115,16 +125,22 @@ class Environments:
 
     @component("environment.step")
     def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
-        return jax.vmap(self._step_one)(state, action)
+        environment = self._environment
+        if isinstance(environment, Host):
+            inner, record, step = environment.step(state.inner, state.record, action)
+            return state._replace(inner=inner, record=record), step
+        return jax.vmap(lambda s, a: self._step_one(environment, s, a))(state, action)
 
-    def _step_one(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
+    def _step_one(
+        self, environment: Environment, state: EnvState, action: jax.Array
+    ) -> tuple[EnvState, Timestep]:
         key, draws = state.random[:2], state.random[2]
-        step = self._environment.step(state.inner, action, _draw(key, 2 * draws))
+        step = environment.step(state.inner, action, _draw(key, 2 * draws))
         reward = jnp.asarray(step.reward, jnp.float32)
         terminated = jnp.asarray(step.terminated, bool)
         truncated = jnp.asarray(step.truncated, bool) & ~terminated
         done = terminated | truncated
-        fresh, fresh_obs = self._environment.reset(_draw(key, 2 * draws + 1))
+        fresh, fresh_obs = environment.reset(_draw(key, 2 * draws + 1))
 
         def new_if_done(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda n, o: jnp.where(done, n, o), new, old)

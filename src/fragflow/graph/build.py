@@ -14,6 +14,8 @@ from fragflow._jax import (
     Literal,
     component_of,
     contains_all_reduce,
+    contains_host_call,
+    host_call_p,
     inner_jaxprs,
     source_line,
 )
@@ -87,6 +89,8 @@ class _Builder:
         self.constants: list[Constant] = []
         self._fragment_of = fragment_of
         self._open_all = open_all
+        self._component: frozenset[str] = frozenset()
+        """the component around a call of the host, which is opened"""
         # Cached jaxprs share Var objects between calls, so scopes are stacked, never merged.
         self._names: dict[int, dict[Any, Value]] = {n: {} for n in avals}
 
@@ -120,8 +124,10 @@ class _Builder:
 
     def _node(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
         eqn = next(iter(eqns.values()))
-        components = components_of(eqn)
+        components = components_of(eqn) or self._component
         touched = {self._fragment_of(c) for c in components}
+        if eqn.primitive is not host_call_p and contains_host_call(eqn):
+            return self._around_host(path, eqns)
         if component_of(eqn) is None:
             is_scan = eqn.primitive.name == "scan"
             is_call = not is_scan and _call_jaxpr(eqn) is not None
@@ -156,6 +162,23 @@ class _Builder:
                 components=components,
             )
         ]
+
+    def _around_host(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+        """Opens what surrounds a call of the host, down to the call: workers carry it out."""
+        eqn = next(iter(eqns.values()))
+        if eqn.primitive.name == "scan":
+            return self._loop(path, eqns)
+        if _call_jaxpr(eqn) is None:
+            raise GraphError(
+                f"the {eqn.primitive.name} at {source_line(eqn)} contains env.step of an "
+                "environment that runs on the host. Only lax.scan can: move env.step out of it."
+            )
+        name = component_of(eqn)
+        before = self._component
+        self._component = frozenset({name}) if name else before
+        nodes = self._inline(path, eqns)
+        self._component = before
+        return nodes
 
     def _name(self, position: int, eqns: Mapping[int, Eqn]) -> Value | None:
         n, eqn = next(iter(eqns.items()))

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from fragflow._jax import source_line
-from fragflow.errors import GraphError, ReplicaError
+from fragflow._jax import contains_host_call, source_line
+from fragflow.errors import GraphError, PolicyError, ReplicaError
 from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce
 from fragflow.graph.ir import (
     FDG,
@@ -21,6 +21,8 @@ from fragflow.graph.ir import (
 )
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.graph.pair import sized_dims
+from fragflow.graph.trace import Trace
+from fragflow.policies.policy import Policy
 
 
 def check_owners(flow: Dataflow, owners: Mapping[str, str], fragments: Sequence[str]) -> None:
@@ -234,3 +236,16 @@ def check_fdg(fdg: FDG) -> None:
     owned = [c for fragment in fdg.fragments.values() for c in fragment.components]
     if len(owned) != len(set(owned)):
         raise GraphError(f"a component is placed twice: {sorted(owned)}")
+
+
+def refuse_host_in_one_program(policy: Policy, trace: Trace, environment: str) -> None:
+    """An environment on the host cannot be in a program for an accelerator."""
+    if not any(contains_host_call(eqn) for eqn in trace.closed.jaxpr.eqns):
+        return
+    for place in policy.places:
+        if "environment" in place.components and place.device == "accelerator":
+            raise PolicyError(
+                f"policy {policy.name!r} compiles the environment into the program of fragment "
+                f"{place.name!r}, but {environment} is no JAX program: it runs on the host. Use a "
+                "policy with environments on CPUs, like single-learner-coarse."
+            )

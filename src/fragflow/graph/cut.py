@@ -5,9 +5,14 @@ from dataclasses import dataclass
 
 from fragflow._jax import ClosedJaxpr, contains_all_reduce
 from fragflow.api.algorithm import Algorithm
-from fragflow.api.environment import Environment
+from fragflow.api.vector import AnyEnvironment
 from fragflow.graph.build import build
-from fragflow.graph.check import check_fdg, check_owners, check_replicas
+from fragflow.graph.check import (
+    check_fdg,
+    check_owners,
+    check_replicas,
+    refuse_host_in_one_program,
+)
 from fragflow.graph.colour import colour
 from fragflow.graph.dataflow import dataflow
 from fragflow.graph.infer import Inference, initial_kinds
@@ -29,7 +34,7 @@ class Traced:
     """An algorithm on an environment, traced on demand for each number of environments."""
 
     algorithm: Algorithm
-    environment: Environment
+    environment: AnyEnvironment
     num_envs: int
     traces: dict[int, Trace]
 
@@ -42,7 +47,7 @@ class Traced:
         return trace_init(self.algorithm, self.environment, self.num_envs, num_envs)
 
 
-def traced(algorithm: Algorithm, environment: Environment, num_envs: int) -> Traced:
+def traced(algorithm: Algorithm, environment: AnyEnvironment, num_envs: int) -> Traced:
     """Prepares tracing; the first trace is made when it is asked for."""
     return Traced(algorithm=algorithm, environment=environment, num_envs=num_envs, traces={})
 
@@ -61,6 +66,7 @@ def cut(
     """
     options = options or Options()
     components = components_in(source.at(source.num_envs))
+    refuse_host_in_one_program(policy, source.at(source.num_envs), source.environment.name)
     placed = place(policy, deployment, components, source.num_envs)
     assignment = assign(policy, components)
     owner_names = {part: p.name for p in placed for part in p.name.split("+")}

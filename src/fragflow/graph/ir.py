@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fragflow._jax import Eqn
+from fragflow._jax import Eqn, host_call_p
 
 Value: TypeAlias = str
 
@@ -176,7 +176,12 @@ def walk_with_trips(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[N
             yield from walk_with_trips(node.body, trips * (node.length or 1))
 
 
-def is_comm_free(node: Node) -> bool:
-    """Whether nothing is sent or received in `node`."""
+def is_host_call(node: Node) -> bool:
+    """Whether `node` calls an environment on the host."""
+    return isinstance(node, Op) and node.eqn.primitive is host_call_p
+
+
+def is_compilable(node: Node) -> bool:
+    """Whether nothing is sent, received or asked of the host in `node`."""
     inner = walk(node.body) if isinstance(node, Loop) else [node]
-    return not any(isinstance(n, Send | Receive | Transfer) for n in inner)
+    return not any(isinstance(n, Send | Receive | Transfer) or is_host_call(n) for n in inner)

@@ -268,6 +268,13 @@ def _reduced(pair: Pair, kind: Kind) -> Kind:
     return kind
 
 
+def host_call(pair: Pair, kinds: Kinds) -> Kind:
+    """Environments on the host answer row by row."""
+    if all(k.tag is Tag.VARYING and k.axis == 0 for k in kinds):
+        return varying(0)
+    return mixed("is asked of environments whose rows cannot be followed", pair.line)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     "broadcast_in_dim": broadcast_in_dim,
@@ -297,4 +304,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("argmax", "argmin"), reduction("other")),
     "dot_general": dot_general,
     "all_reduce": all_reduce,
+    "host_call": host_call,
 }

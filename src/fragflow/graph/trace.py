@@ -17,8 +17,7 @@ from fragflow._jax import (
     inner_jaxprs,
 )
 from fragflow.api.algorithm import Algorithm, Clock
-from fragflow.api.environment import Environment
-from fragflow.api.vector import Environments, clear_episode_stats, episode_stats
+from fragflow.api.vector import AnyEnvironment, Environments, clear_episode_stats, episode_stats
 from fragflow.errors import TraceError
 
 SOURCES = ("env_ids", "run_key", "steps_per_iteration", "total_iterations")
@@ -38,7 +37,7 @@ class Trace:
 
 
 def init_function(
-    algorithm: Algorithm, environment: Environment, total: int
+    algorithm: Algorithm, environment: AnyEnvironment, total: int
 ) -> Callable[[jax.Array, jax.Array], Any]:
     """`(run key, env ids) -> first state`, with strong types."""
 
@@ -52,7 +51,7 @@ def init_function(
 
 def iteration_function(
     algorithm: Algorithm,
-    environment: Environment,
+    environment: AnyEnvironment,
     total: int,
     on_step: Callable[[], None] | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
@@ -88,7 +87,7 @@ def source_avals(num_envs: int) -> tuple[jax.ShapeDtypeStruct, ...]:
     )
 
 
-def trace(algorithm: Algorithm, environment: Environment, total: int, num_envs: int) -> Trace:
+def trace(algorithm: Algorithm, environment: AnyEnvironment, total: int, num_envs: int) -> Trace:
     """Traces one iteration as seen by a fragment that holds `num_envs` environments."""
     sources = source_avals(num_envs)
     init = init_function(algorithm, environment, total)
@@ -115,7 +114,7 @@ def trace(algorithm: Algorithm, environment: Environment, total: int, num_envs: 
 
 
 def trace_init(
-    algorithm: Algorithm, environment: Environment, total: int, num_envs: int
+    algorithm: Algorithm, environment: AnyEnvironment, total: int, num_envs: int
 ) -> ClosedJaxpr:
     """Traces how the first state is made."""
     ids, key = source_avals(num_envs)[:2]

@@ -12,13 +12,13 @@ from jax import lax
 
 from fragflow._jax import Eqn, bind, contains_all_reduce
 from fragflow.graph.cut import BLOCK
-from fragflow.graph.ir import Loop, Op, Value, walk
+from fragflow.graph.ir import Loop, Op, Value, is_host_call, walk
 from fragflow.graph.kinds import Kind, Tag
 
 
 def is_row_wise(op: Op, kinds: Mapping[Value, Kind]) -> bool:
     """Whether a component maps rows of environments to rows, each by itself."""
-    if not op.components or contains_all_reduce(op.eqn):
+    if not op.components or contains_all_reduce(op.eqn) or is_host_call(op):
         return False
     ins = [kinds[v] for v in op.inputs if v is not None]
     outs = [kinds[v] for v in op.outputs if v is not None]

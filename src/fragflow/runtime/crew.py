@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fragflow.errors import FragflowError, RunError
-from fragflow.runtime.schedule import Get, Put, Run
+from fragflow.runtime.schedule import Ask, Get, Keep, Put, Run
 from fragflow.runtime.script import Script
 from fragflow.runtime.worker import Metrics, Worker
 
@@ -75,6 +75,8 @@ class Crew:
                     case Run(segment):
                         program = worker.programs[segment]
                         return worker, f"segment {program.name}, which runs {program.line}"
+                    case Ask() | Keep():
+                        return worker, "a call of its environments"
                     case Put(transfer):
                         return worker, f"sending message {transfer.name} to {transfer.target}"
                     case Get(transfer):
@@ -89,6 +91,8 @@ class Crew:
             match instruction:
                 case Run(segment):
                     scope[name] = worker.caller(worker.programs[segment])
+                case Ask(call):
+                    scope[name] = worker.asker(worker.part.host_calls[call])
                 case Put(transfer):
                     scope[name] = worker.sender(transfer)
                 case Get(transfer):
@@ -97,5 +101,8 @@ class Crew:
             scope[name] = self.workers[fragment].number
         for name, loops in script.steps.items():
             numbers = [self.workers[fragment].steps(loop) for fragment, loop in loops]
-            scope[name] = numbers[0] if len(numbers) == 1 else list(zip(*numbers, strict=True))
+            plan = self.workers[loops[0][0]].part.loops[loops[0][1]]
+            scope[name] = list(zip(plan.order, *numbers, strict=True))
+        for name, (fragment, value) in script.rows.items():
+            scope[name] = self.workers[fragment].room_for(value)
         return scope

@@ -1,12 +1,13 @@
 """The eager runtime: the whole loop in Python, uncompiled and uncut, so that print and pdb work."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from fragflow.graph.trace import SOURCES, leaf_labels
+from fragflow.runtime.host import HostPool
 
 Iteration = Callable[..., tuple[Any, Any]]
 
@@ -23,8 +24,13 @@ class EagerRuntime:
         make_iteration: Callable[[Callable[[], None]], Iteration],
         init: Callable[[jax.Array, jax.Array], Any],
         sources: Mapping[str, np.ndarray],
+        pools: Sequence[HostPool] = (),
     ):
-        """`make_iteration` is given a function to call at every step of the environments."""
+        """`make_iteration` is given a function to call at every step of the environments.
+
+        `pools` are environments on the host; they are closed here.
+        """
+        self._pools = pools
         self.sources = sources
         """to be set anew when the length of training is known"""
         self._iteration = make_iteration(self._count_step)
@@ -55,6 +61,8 @@ class EagerRuntime:
 
     def close(self) -> None:
         """Nothing is left running."""
+        for pool in self._pools:
+            pool.close()
 
     def _count_step(self) -> None:
         self._steps += 1

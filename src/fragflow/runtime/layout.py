@@ -49,7 +49,8 @@ class OneDevice:
 
     def receive(self, parts: Sequence[Any], _kind: Kind) -> jax.Array:
         (part,) = parts
-        return part if part.device is self.device else jax.device_put(part, self.device)
+        is_here = isinstance(part, jax.Array) and part.device is self.device
+        return part if is_here else jax.device_put(part, self.device)
 
     def pieces(self, array: jax.Array) -> Sequence[jax.Array]:
         return (array,)
@@ -115,7 +116,7 @@ class Group:
         """A global array from one local array per replica."""
         devices = list(self.mesh.devices.flat)
         placed = [
-            p if p.devices() == {d} else jax.device_put(p, d)
+            p if isinstance(p, jax.Array) and p.devices() == {d} else jax.device_put(p, d)
             for p, d in zip(parts, devices, strict=True)
         ]
         shape = list(np.shape(placed[0]))

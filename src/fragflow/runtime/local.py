@@ -1,8 +1,9 @@
 """The local runtime: one process, a thread per fragment replica, JAX devices."""
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from typing import Any
 
@@ -20,11 +21,16 @@ from fragflow.runtime.channels import Channels, Closed
 from fragflow.runtime.compiled import Program, compile_segment, compile_training
 from fragflow.runtime.crew import Crew
 from fragflow.runtime.evaluate import Setting
+from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
 from fragflow.runtime.parcels import is_divided, part_name, share
 from fragflow.runtime.plan import Part, Plan, make_plan
 from fragflow.runtime.script import teams, write
+from fragflow.runtime.threads import JobThread
 from fragflow.runtime.worker import Metrics, Worker
+
+GRACE_SECONDS = 5.0
+"""for threads to end by themselves"""
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
@@ -60,13 +66,18 @@ class LocalRuntime:
         state: Mapping[Value, np.ndarray | jax.Array],
         sources: Mapping[Value, np.ndarray],
         *,
+        pools: Mapping[str, Sequence[HostPool]] | None = None,
         row_kinds: Mapping[Value, Kind] | None = None,
         stall_timeout_seconds: float = 120.0,
         compiler_options: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ):
-        """`state` holds the first value of every state leaf, `row_kinds` asks for blocks."""
+        """`state` holds the first value of every state leaf, `row_kinds` asks for blocks.
+
+        `pools` are the environments on the host, by fragment and replica; they are closed here.
+        """
         self.fdg = fdg
+        self._pools = pools or {}
         progress = progress or _no_progress
         self.plan: Plan = make_plan(fdg)
         self.num_programs = 0
@@ -97,10 +108,11 @@ class LocalRuntime:
                         compiled[key],
                         values,
                         self._channels,
+                        self._pools[name][index] if name in self._pools else None,
                     )
                 )
         self._crews = self._make_crews()
-        self._pool = ThreadPoolExecutor(len(self._crews), thread_name_prefix="fragment")
+        self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._crews]
         self._failure: tuple[Crew, BaseException] | None = None
         self._lock = threading.Lock()
         trips = crossings(fdg)
@@ -123,7 +135,10 @@ class LocalRuntime:
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Runs `count` iterations; for each, every metric's label and value."""
-        futures = [self._pool.submit(self._drive, crew, start, count) for crew in self._crews]
+        futures = [
+            thread.submit(functools.partial(self._drive, crew, start, count))
+            for thread, crew in zip(self._threads, self._crews, strict=True)
+        ]
         self._await(futures)
         if self._failure is not None:
             crew, cause = self._failure
@@ -150,7 +165,9 @@ class LocalRuntime:
     def close(self) -> None:
         """Ends all threads."""
         self._channels.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for thread in self._threads:
+            thread.end(GRACE_SECONDS)
+        close_pools(self._pools)
 
     def _owner(self, final: Value, holders: Sequence[Worker]) -> str:
         # A mirror holds the same value; the fragment that makes it is the one that sends it.
@@ -264,17 +281,26 @@ class LocalRuntime:
         except Closed:
             pass
         except BaseException as error:  # the first cause, whatever it is, ends the run
-            with self._lock:
-                if self._failure is None:
-                    self._failure = (crew, error)
-            self._channels.close()
+            self._fail(crew, error)
         return {}
+
+    def _fail(self, crew: Crew, error: BaseException) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._failure = (crew, error)
+        self._channels.close()
 
     def _await(self, futures: Sequence[Future[Any]]) -> None:
         # Short waits keep the main thread open to Ctrl-C.
         pending = set(futures)
         while pending:
             _, pending = wait_futures(pending, timeout=0.2)
+            for crew in self._crews:
+                for worker in crew.workers.values():
+                    stuck = worker.pool and worker.pool.stuck(self._channels.timeout_seconds)
+                    if stuck:
+                        self._fail(crew, stuck)
+                        return
 
     def _metrics(self, results: Sequence[Metrics], count: int) -> list[dict[str, np.ndarray]]:
         rows: list[dict[str, np.ndarray]] = [{} for _ in range(count)]

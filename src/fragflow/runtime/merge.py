@@ -8,7 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fragflow.runtime.schedule import Code, Enter, Get, Instruction, Put, Repeat, Run
+from fragflow.runtime.schedule import (
+    Ask,
+    Code,
+    Enter,
+    Get,
+    Instruction,
+    Keep,
+    Message,
+    Put,
+    Repeat,
+    Run,
+    Work,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +28,7 @@ class Step:
     """One fragment does one thing."""
 
     fragment: str
-    instruction: Run | Put | Get
+    instruction: Work | Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +50,10 @@ class _Nest:
 
     enter: Enter
     name: str
-    body: "list[Run | Put | Get | _Nest]"
+    body: "list[Work | Message | _Nest]"
 
 
-_Item: TypeAlias = Run | Put | Get | _Nest
+_Item: TypeAlias = Work | Message | _Nest
 
 
 class Order:
@@ -69,10 +81,15 @@ class Order:
                         for loop in around:
                             self._of_loop[loop] = min(place, self._of_loop.get(loop, place))
 
-    def of(self, item: Put | Get | _Nest) -> tuple[int, int]:
-        """What comes first has the smaller number; a message is sent before it is awaited."""
+    def of(self, item: _Item) -> tuple[int, int] | None:
+        """What comes first has the smaller number; a message is sent before it is awaited.
+
+        None for what a fragment does by itself, without a message.
+        """
+        if isinstance(item, Run | Ask | Keep):
+            return None
         if isinstance(item, _Nest):
-            return self._of_loop[item.name], 0
+            return (self._of_loop[item.name], 0) if item.name in self._of_loop else None
         return self._of_message[item.transfer.name], 1 if isinstance(item, Put) else 2
 
 
@@ -103,15 +120,19 @@ def _merge(items: Mapping[str, Sequence[_Item]], order: Order) -> Block:
     block: list[Step | SharedLoop] = []
 
     def run_ahead(fragment: str) -> None:
-        """Calls that come before a fragment's next message or loop."""
+        """What a fragment does by itself before its next message."""
         queue = left[fragment]
-        while queue and isinstance(call := queue[0], Run):
-            block.append(Step(fragment=fragment, instruction=call))
-            queue.pop(0)
+        while queue and order.of(queue[0]) is None:
+            block.append(take(fragment))
+
+    def take(fragment: str) -> Step | SharedLoop:
+        item = left[fragment].pop(0)
+        if isinstance(item, _Nest):
+            return _shared({fragment: item}, order)
+        return Step(fragment=fragment, instruction=item)
 
     def next_place(fragment: str) -> tuple[int, int] | None:
-        waiting = next((i for i in left[fragment] if not isinstance(i, Run)), None)
-        return None if waiting is None else order.of(waiting)
+        return next((place for i in left[fragment] if (place := order.of(i)) is not None), None)
 
     while places := {f: p for f in left if (p := next_place(f)) is not None}:
         first = min(places.values())
@@ -121,7 +142,7 @@ def _merge(items: Mapping[str, Sequence[_Item]], order: Order) -> Block:
         if isinstance(left[group[0]][0], _Nest):
             block.append(_shared({f: left[f].pop(0) for f in group}, order))
         else:
-            block += [Step(fragment=f, instruction=left[f].pop(0)) for f in group]  # pyright: ignore[reportArgumentType]
+            block += [take(fragment) for fragment in group]
     for fragment in left:
         run_ahead(fragment)
     return tuple(block)

@@ -1,13 +1,10 @@
 """From a fragment to instructions: compiled segments, and the messages and loops between them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-from jax import lax
-
-from fragflow._jax import is_key, plain_aval, source_line, wrapped_key
+from fragflow._jax import source_line
 from fragflow.graph.ir import (
     FDG,
     Constant,
@@ -15,18 +12,30 @@ from fragflow.graph.ir import (
     Loop,
     Node,
     Op,
-    Parcel,
     Receive,
     Send,
+    Stack,
     Transfer,
     Value,
-    is_comm_free,
+    is_compilable,
+    is_host_call,
     walk,
 )
 from fragflow.runtime.evaluate import Local
 from fragflow.runtime.pack import Draft, pack_rows
 from fragflow.runtime.parcels import part_name, share
-from fragflow.runtime.schedule import Code, Enter, Get, Instruction, Put, Repeat, Run
+from fragflow.runtime.pieces import joiner, put_row, splitter, take_row, zeros
+from fragflow.runtime.schedule import (
+    Ask,
+    Code,
+    Enter,
+    Get,
+    Instruction,
+    Keep,
+    Put,
+    Repeat,
+    Run,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,13 @@ class LoopPlan:
     exit: tuple[tuple[Value, Value], ...]
     """(final value, inside)"""
     reverse: bool
+    rows: tuple[Stack, ...] = ()
+    """outputs that the host makes, and that are collected there"""
+
+    @property
+    def order(self) -> range:
+        """The numbers of its steps as they are made."""
+        return range(self.length - 1, -1, -1) if self.reverse else range(self.length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +101,7 @@ class Part:
     """needs no messages: whole chunks of iterations run as one program"""
     packed_avals: Mapping[Value, Any] = field(default_factory=dict)
     """types of the arrays in which a loop's outputs are collected"""
+    host_calls: tuple[Op, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +119,8 @@ def make_plan(fdg: FDG, pack: bool = True) -> Plan:
 
 
 def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
-    if is_comm_free(fragment.loop):
-        return Part(fragment=fragment, segments=(), loops=(), code=(), fused=True)
+    if is_compilable(fragment.loop):
+        return Part(fragment=fragment, segments=(), loops=(), code=(), host_calls=(), fused=True)
     planner = _Planner(fdg, fragment)
     planner.block(fragment.loop.body)
     planner.flush()
@@ -115,6 +132,7 @@ def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
         segments=_finished(draft),
         loops=tuple(draft.loops),
         code=tuple(draft.code),
+        host_calls=tuple(planner.host_calls),
         fused=False,
         packed_avals=draft.packed_avals,
     )
@@ -126,6 +144,7 @@ class _Planner:
     def __init__(self, fdg: FDG, fragment: Fragment):
         self.code: list[Instruction] = []
         self.loops: list[LoopPlan] = []
+        self.host_calls: list[Op] = []
         self._fdg = fdg
         self._fragment = fragment
         self._avals = fdg.program.avals[fragment.num_envs]
@@ -142,8 +161,10 @@ class _Planner:
                     self._send(node.transfer)
                 case Receive():
                     self._receive(node.transfer)
-                case Loop() if not is_comm_free(node):
+                case Loop() if not is_compilable(node):
                     self._loop(node)
+                case Op() if is_host_call(node):
+                    self._ask(node)
                 case _:
                     self._pending.append(node)
 
@@ -154,6 +175,12 @@ class _Planner:
             self._segments.append(tuple(self._pending))
             self._pending = []
 
+    def _ask(self, op: Op) -> None:
+        self._shell_reads |= {v for v in op.inputs if v is not None}
+        self.flush()
+        self.code.append(Ask(len(self.host_calls)))
+        self.host_calls.append(op)
+
     def _send(self, transfer: Transfer) -> None:
         pieces = share(self._fdg, transfer)
         for parcel in transfer.parcels:
@@ -163,7 +190,7 @@ class _Planner:
                     Local(
                         inputs=(parcel.value,),
                         outputs=names,
-                        function=_splitter(pieces, parcel.axis or 0),
+                        function=splitter(pieces, parcel.axis or 0),
                     )
                 )
                 self._shell_reads |= set(names)
@@ -181,18 +208,22 @@ class _Planner:
         for parcel in transfer.parcels:
             if parcel.collective == "gather" or parcel.collective.startswith("reduce-"):
                 names = tuple(part_name(parcel.value, k) for k in range(pieces))
-                join = _joiner(parcel, self._avals[parcel.value])
+                join = joiner(parcel, self._avals[parcel.value])
                 self._pending.append(Local(inputs=names, outputs=(parcel.value,), function=join))
 
     def _loop(self, loop: Loop) -> None:
         length = loop.length
         assert length is not None
         counter = f"{loop.path}@step"
-        for stack in loop.stacks:
+        made = {
+            v for n in walk(loop.body) if isinstance(n, Op) and is_host_call(n) for v in n.outputs
+        }
+        made |= {c.inside for c in loop.carries if c.next in made}
+        rows = tuple(s for s in loop.stacks if s.element in made)
+        stacks = [s for s in loop.stacks if s.element not in made]
+        for stack in stacks:
             buffer = self._avals[stack.outside]
-            self._pending.append(
-                Local(inputs=(), outputs=(stack.outside,), function=_zeros(buffer))
-            )
+            self._pending.append(Local(inputs=(), outputs=(stack.outside,), function=zeros(buffer)))
         for carry in loop.carries:
             self._shell_reads |= {carry.init, carry.next, carry.inside}
         self.flush()
@@ -205,18 +236,25 @@ class _Planner:
                 step=tuple((c.inside, c.next) for c in loop.carries),
                 exit=tuple((c.final, c.inside) for c in loop.carries),
                 reverse=loop.reverse,
+                rows=rows,
             )
         )
         self.code.append(Enter(index, length))
         first = len(self.code)
         for slice_ in loop.slices:
             self._pending.append(
-                Local(inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=_take)
+                Local(inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=take_row)
             )
         defined = {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
-        waiting = list(loop.stacks)
+        waiting = list(stacks)
+        unkept = list(enumerate(rows))
 
         def collect() -> None:
+            for k, stack in list(unkept):
+                if stack.element in defined:
+                    unkept.remove((k, stack))
+                    self._shell_reads.add(stack.element)
+                    self.code.append(Keep(index, k))
             for stack in list(waiting):
                 if stack.element in defined:
                     waiting.remove(stack)
@@ -224,7 +262,7 @@ class _Planner:
                         Local(
                             inputs=(stack.outside, stack.element, counter),
                             outputs=(stack.outside,),
-                            function=_put,
+                            function=put_row,
                             stack=stack.outside,
                         )
                     )
@@ -333,43 +371,3 @@ def _defines(nodes: Sequence[Node | Local]) -> list[Value]:
         names = node.outputs if isinstance(node, Local) else sorted(_defined(node))
         values.update((v, None) for v in names)
     return list(values)
-
-
-def _splitter(pieces: int, axis: int) -> Callable[..., Sequence[Any]]:
-    def split(whole: Any) -> Sequence[Any]:
-        return jnp.split(whole, pieces, axis)
-
-    return split
-
-
-def _joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
-    def gather(*parts: Any) -> Sequence[Any]:
-        return (jnp.concatenate(parts, parcel.axis),)
-
-    def reduce(*parts: Any) -> Sequence[Any]:
-        # Summed in the order of replicas, whichever came first.
-        shaped = [part.reshape(aval.shape) for part in parts]
-        total = shaped[0]
-        for part in shaped[1:]:
-            total = jnp.maximum(total, part) if parcel.collective == "reduce-max" else total + part
-        return (total / len(parts) if parcel.collective == "reduce-mean" else total,)
-
-    return gather if parcel.collective == "gather" else reduce
-
-
-def _zeros(aval: Any) -> Callable[..., Sequence[Any]]:
-    def make() -> Sequence[Any]:
-        if is_key(aval):
-            plain = plain_aval(aval)
-            return (wrapped_key(jnp.zeros(plain.shape, plain.dtype), aval),)
-        return (jnp.zeros(aval.shape, aval.dtype),)
-
-    return make
-
-
-def _take(whole: Any, step: Any) -> Sequence[Any]:
-    return (lax.dynamic_index_in_dim(whole, step, 0, keepdims=False),)
-
-
-def _put(buffer: Any, element: Any, step: Any) -> Sequence[Any]:
-    return (lax.dynamic_update_index_in_dim(buffer, element, step, 0),)

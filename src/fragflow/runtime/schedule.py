@@ -18,6 +18,21 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Call environments on the host."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Keep a value that the host made as a row of a loop's output."""
+
+    loop: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     """Send a message."""
 
@@ -48,7 +63,10 @@ class Repeat:
     first: int
 
 
-Instruction: TypeAlias = Run | Put | Get | Enter | Repeat
+Work: TypeAlias = Run | Ask | Keep
+"""what a fragment does by itself"""
+Message: TypeAlias = Put | Get
+Instruction: TypeAlias = Work | Message | Enter | Repeat
 Code: TypeAlias = tuple[Instruction, ...]
 
 

@@ -11,7 +11,7 @@ from fragflow.graph.ir import FDG, Value
 from fragflow.runtime.merge import Block, Order, SharedLoop, Step, merged
 from fragflow.runtime.parcels import incoming, outgoing
 from fragflow.runtime.plan import Part, Plan
-from fragflow.runtime.schedule import Get, Put, Run
+from fragflow.runtime.schedule import Ask, Get, Keep, Message, Put, Run, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +20,18 @@ class Script:
 
     text: str
     fragments: tuple[str, ...]
-    functions: Mapping[str, tuple[str, Run | Put | Get]]
+    functions: Mapping[str, tuple[str, Work | Message]]
     """by name, what each function that it calls does, and for which fragment"""
     numbers: Mapping[str, str]
     """by name, functions that make an iteration's number a value of a fragment"""
-    doing: Mapping[int, tuple[str, Run | Put | Get]]
+    doing: Mapping[int, tuple[str, Work | Message]]
     """by line, which fragment does what"""
     first: Mapping[str, tuple[str, Value]]
     """by the variable, the (fragment, value) that the function is given and gives back"""
     steps: Mapping[str, Sequence[tuple[str, int]]]
-    """by the variable, the (fragment, loop) whose step numbers it holds"""
+    """by the variable, the (fragment, loop) whose step numbers it holds, after the row's number"""
+    rows: Mapping[str, tuple[str, Value]]
+    """by name, functions that make room for what the host adds to a loop's output"""
 
 
 def teams(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
@@ -79,10 +81,12 @@ class _Writer:
     fdg: FDG
     parts: Mapping[str, Part]
     lines: list[str] = field(default_factory=list)
-    functions: dict[str, tuple[str, Run | Put | Get]] = field(default_factory=dict)
+    functions: dict[str, tuple[str, Work | Message]] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
-    doing: dict[int, tuple[str, Run | Put | Get]] = field(default_factory=dict)
+    doing: dict[int, tuple[str, Work | Message]] = field(default_factory=dict)
     steps: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    rows: dict[str, tuple[str, Value]] = field(default_factory=dict)
+    row_numbers: dict[tuple[str, int], str] = field(default_factory=dict)
     variables: dict[tuple[str, Value], str] = field(default_factory=dict)
 
     def script(self, block: Block) -> Script:
@@ -112,6 +116,7 @@ class _Writer:
             doing={number + len(head): what for number, what in self.doing.items()},
             first=first,
             steps=self.steps,
+            rows=self.rows,
         )
 
     def _known_before(self, fragment: str) -> set[Value]:
@@ -149,10 +154,16 @@ class _Writer:
         plans = {f: self.parts[f].loops[index] for f, index in shared.loops.items()}
         for fragment, plan in plans.items():
             self._assign(fragment, plan.entry, depth)
-        steps = f"steps_{len(self.steps)}"
+            for row in plan.rows:
+                function = f"rows_{len(self.rows)}_{_identifier(fragment)}"
+                self.rows[function] = (fragment, row.outside)
+                self._add(depth, f"{self._name(fragment, row.outside)} = {function}()")
+        number = len(self.steps)
+        steps, row_number = f"steps_{number}", f"row_{number}"
         self.steps[steps] = list(shared.loops.items())
+        self.row_numbers |= dict.fromkeys(shared.loops.items(), row_number)
         counters = ", ".join(self._name(f, plan.counter) for f, plan in plans.items())
-        self._add(depth, f"for {counters} in {steps}:")
+        self._add(depth, f"for {row_number}, {counters} in {steps}:")
         self._block(shared.body, depth + 1)
         for fragment, plan in plans.items():
             self._assign(fragment, plan.step, depth + 1)
@@ -165,6 +176,14 @@ class _Writer:
             case Run():
                 segment = self.parts[fragment].segments[instruction.segment]
                 line = self._call(step, "run", segment.outputs, segment.inputs)
+            case Ask():
+                op = self.parts[fragment].host_calls[instruction.call]
+                line = self._call(step, "ask", op.outputs, [v for v in op.inputs if v is not None])
+            case Keep():
+                stack = self.parts[fragment].loops[instruction.loop].rows[instruction.row]
+                row = self.row_numbers[fragment, instruction.loop]
+                line = f"{self._name(fragment, stack.outside)}[{row}] = "
+                line += self._name(fragment, stack.element)
             case Put():
                 if instruction.transfer.target in self.parts:
                     return  # handed over where it is received
@@ -181,14 +200,20 @@ class _Writer:
         self._add(depth, f"{line}  # {self._comment(fragment, instruction)}")
         self.doing[len(self.lines)] = (fragment, instruction)
 
-    def _comment(self, fragment: str, instruction: Run | Put | Get) -> str:
-        if not isinstance(instruction, Run):
-            return f"message {instruction.transfer.name}"
-        components = ", ".join(self.parts[fragment].segments[instruction.segment].components)
-        return f"{fragment}/{instruction.segment}: {components or 'glue'}"
+    def _comment(self, fragment: str, instruction: Work | Message) -> str:
+        match instruction:
+            case Run(segment):
+                components = ", ".join(self.parts[fragment].segments[segment].components)
+                return f"{fragment}/{segment}: {components or 'glue'}"
+            case Ask(call):
+                return f"{fragment}: {', '.join(self.parts[fragment].host_calls[call].components)}"
+            case Keep():
+                return "collected on the host"
+            case Put(transfer) | Get(transfer):
+                return f"message {transfer.name}"
 
     def _call(
-        self, step: Step, verb: str, outputs: Sequence[Value], inputs: Sequence[Value]
+        self, step: Step, verb: str, outputs: Sequence[Value | None], inputs: Sequence[Value]
     ) -> str:
         function = f"{verb}_{len(self.functions)}_{_identifier(step.fragment)}"
         self.functions[function] = (step.fragment, step.instruction)
@@ -203,8 +228,9 @@ class _Writer:
             left, right = self._tuple(fragment, targets), self._tuple(fragment, sources)
             self._add(depth, f"{left} = {right}")
 
-    def _tuple(self, fragment: str, values: Sequence[Value]) -> str:
-        return "(" + "".join(f"{self._name(fragment, v)}, " for v in values) + ")"
+    def _tuple(self, fragment: str, values: Sequence[Value | None]) -> str:
+        names = ("_" if v is None else self._name(fragment, v) for v in values)
+        return "(" + "".join(f"{name}, " for name in names) + ")"
 
     def _name(self, fragment: str, value: Value) -> str:
         variable = f"{_identifier(fragment)}_v{len(self.variables)}"

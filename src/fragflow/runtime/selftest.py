@@ -13,6 +13,7 @@ from fragflow._jax import (
     calls_host,
     component_of,
     contains_all_reduce,
+    contains_host_call,
     inner_jaxprs,
     is_key,
 )
@@ -59,6 +60,8 @@ def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
     ins, outs = _row_axes(a.invars, b.invars, sizes), _row_axes(a.outvars, b.outvars, sizes)
     if ins is None or outs is None or None in outs or contains_all_reduce(a):
         return True  # not row-wise: such a component sees all environments, or is reduced anyway
+    if contains_host_call(a):
+        return True  # environments answer row by row: it is their contract
     if calls_host(a):
         return False  # cannot be tried: it may do anything
     rng = np.random.default_rng(0)

@@ -1,15 +1,17 @@
 """A worker holds what one replica of a fragment needs: its programs, its values, its channels."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fragflow.graph.ir import FDG, Transfer, Value
-from fragflow.graph.kinds import UNIFORM
+from fragflow.graph.ir import FDG, Op, Transfer, Value
+from fragflow.graph.kinds import UNIFORM, varying
 from fragflow.runtime.channels import Channels
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
+from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Layout, kind_of
 from fragflow.runtime.parcels import incoming, outgoing, share
 from fragflow.runtime.plan import Part
@@ -30,11 +32,14 @@ class Worker:
         programs: Sequence[Program],
         values: dict[Value, jax.Array],
         channels: Channels,
+        pool: HostPool | None = None,
     ):
         self.name = part.fragment.name
         self.part = part
         self.replicas = tuple(replicas)
         self.programs = programs
+        self.pool = pool
+        """its environments, if they are on the host"""
         self.values = values
         """constants, sources and state"""
         self._fdg = fdg
@@ -74,9 +79,32 @@ class Worker:
 
     def steps(self, loop: int) -> list[jax.Array]:
         """The numbers of a loop's steps, in the order in which they are made."""
-        plan = self.part.loops[loop]
-        order = range(plan.length)
-        return [self.number(k) for k in (reversed(order) if plan.reverse else order)]
+        return [self.number(k) for k in self.part.loops[loop].order]
+
+    def asker(self, op: Op) -> Callable[..., Sequence[Any]]:
+        """A function that calls this worker's environments on the host."""
+        pool, layout = self.pool, self._layout
+        assert pool is not None, "a fragment with environments on the host has a pool"
+        method = op.eqn.params["method"]
+        if layout.replicas == 1:
+            return functools.partial(pool.call, method)
+
+        def ask(*args: Any) -> Sequence[Any]:
+            results = pool.call(method, *map(np.asarray, args))
+            return [layout.place(result, varying(0)) for result in results]
+
+        return ask
+
+    def room_for(self, value: Value) -> Callable[[], np.ndarray]:
+        """A function that makes room for rows that the host adds.
+
+        Never the same room twice: JAX may still read what it was given.
+        """
+        fragment = self.part.fragment
+        count = fragment.num_envs * (fragment.replicas if fragment.group else 1)
+        aval = self._fdg.program.avals[fragment.num_envs][value]
+        shape = (aval.shape[0], count, *aval.shape[2:])
+        return functools.partial(np.empty, shape, aval.dtype)
 
     def caller(self, program: Program) -> Callable[..., Sequence[jax.Array]]:
         """Calls a compiled program."""

@@ -79,7 +79,10 @@ def _train(words: list[str]) -> int:
     from fragflow.tools.train import train
 
     run_dir = values["run_dir"] or default_path(
-        values["algorithm"], values["env"], find_policy(values["policy"]).name, values["seed"]
+        values["algorithm"],
+        values["env"],
+        find_policy(values["policy"], values["env"]).name,
+        values["seed"],
     )
     same = ("num_envs", "total_steps", "seed", "policy", "runtime", "workers", "learners")
     more = ("deterministic", "optimise", "eval_every", "eval_episodes", "quiet")
@@ -109,7 +112,7 @@ def _show(words: list[str]) -> int:
     from fragflow.runtime.devices import accelerator
     from fragflow.tools import names
 
-    policy = names.find_policy(values["policy"])
+    policy = names.find_policy(values["policy"], values["env"])
     made = names.make_algorithm(algorithm, hyper)
     experiment = Experiment(
         algorithm=made,
@@ -146,7 +149,7 @@ def _eval(words: list[str]) -> int:
 
     from fragflow.tools import names
     from fragflow.tools.cache import use_compilation_cache
-    from fragflow.tools.evaluate import Evaluator
+    from fragflow.tools.evaluate import evaluator_for
     from fragflow.tools.load import load
 
     use_compilation_cache()
@@ -155,7 +158,7 @@ def _eval(words: list[str]) -> int:
         algorithm=names.find_algorithm(values["algorithm"]) if values["algorithm"] else None,
         env=names.find_environment(values["env"]) if values["env"] else None,
     )
-    play = Evaluator(
+    play = evaluator_for(
         agent.algorithm,
         agent.environment,
         episodes=values["episodes"],

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fragflow.api import Box, Space
+from fragflow.api import Box, HostEnvironment, Space
 from fragflow.errors import ConfigError
 
 MOST_STEPS = 10_000
@@ -27,6 +27,12 @@ class Evaluation:
     @property
     def mean_return(self) -> float:
         return float(np.mean(self.returns, dtype=np.float64))
+
+
+def evaluator_for(algorithm: Any, environment: Any, **settings: Any) -> "Evaluator | HostEvaluator":
+    """What plays episodes of this kind of environment."""
+    is_on_host = isinstance(environment, HostEnvironment)
+    return (HostEvaluator if is_on_host else Evaluator)(algorithm, environment, **settings)
 
 
 class _Episodes(NamedTuple):
@@ -113,6 +119,57 @@ class Evaluator:
                 done=e.done | step.terminated.astype(bool) | step.truncated.astype(bool),
             )
         )
+
+
+class HostEvaluator:
+    """Plays `episodes` episodes at once in environments on the host."""
+
+    def __init__(
+        self,
+        algorithm: Any,
+        environment: HostEnvironment,
+        *,
+        episodes: int = 100,
+        max_steps: int = MOST_STEPS,
+        explore: bool = False,
+    ):
+        if episodes < 1:
+            raise ConfigError(f"episodes is {episodes}: expected at least 1")
+        self._environment = environment
+        self._episodes = episodes
+        self._max_steps = max_steps
+
+        def act(params: Any, obs: Any, memory: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+            def one(obs: Any, memory: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+                action, memory = algorithm.policy(params, obs, memory, key, explore=explore)
+                return within_bounds(environment.action, action), memory
+
+            return jax.vmap(one)(obs, memory, jax.random.split(key, episodes))
+
+        self._act = jax.jit(act)
+
+    def __call__(self, params: Any, seed: int = 0) -> Evaluation:
+        key = jax.random.key(seed)
+        batch = self._environment.open(range(self._episodes))
+        total = np.zeros(self._episodes)
+        length = np.zeros(self._episodes, np.int64)
+        done = np.zeros(self._episodes, bool)
+        memory = None
+        try:
+            # Not the seeds of training, which come from other keys.
+            obs = batch.reset(np.arange(self._episodes) + 1_000_003 * (seed + 1))
+            for step in range(self._max_steps):
+                action, memory = self._act(params, obs, memory, jax.random.fold_in(key, step))
+                answer = batch.step(np.asarray(action, self._environment.action.dtype))
+                obs = answer.obs
+                total += np.where(done, 0.0, answer.reward)
+                length += ~done
+                done |= answer.terminated | answer.truncated
+                if done.all():
+                    break
+        finally:
+            batch.close()
+        return Evaluation(returns=total, lengths=length, ended=done)
 
 
 def within_bounds(space: Space, action: jax.Array) -> jax.Array:

@@ -12,7 +12,14 @@ from fragflow.errors import ConfigError, FragflowError, PolicyError, did_you_mea
 from fragflow.policies import Policy, named_policy
 
 DEFAULT_POLICY = "gpu-only"
-WHY_DEFAULT_POLICY = "the default where the environment compiles with the algorithm"
+DEFAULT_POLICY_ON_HOST = "single-learner-coarse"
+
+
+def why_default(policy: Policy) -> str:
+    """Why `policy` was taken when none was asked for."""
+    if policy.name == DEFAULT_POLICY:
+        return "the default where the environment compiles with the algorithm"
+    return "the default where the environment runs on the host"
 
 
 def find_algorithm(name: str) -> Any:
@@ -74,7 +81,7 @@ def is_builtin_environment(name: str) -> bool:
 
 def find_environment(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     """The environment called `name`, or what `module:attribute` is or makes."""
-    from fragflow.api import Environment
+    from fragflow.api import Environment, HostEnvironment
     from fragflow.environments import ADAPTERS, environment_names, make_environment
 
     if is_builtin_environment(name):
@@ -95,7 +102,7 @@ def find_environment(name: str, arguments: Mapping[str, Any] | None = None) -> A
     except ConfigError as error:
         hint = did_you_mean(module, ADAPTERS)
         raise ConfigError(f"{error}.{hint}" if hint else str(error)) from error
-    if isinstance(found, type) or not isinstance(found, Environment):
+    if isinstance(found, type) or not isinstance(found, Environment | HostEnvironment):
         if not callable(found):
             raise _not_an_environment(name, found)
         try:
@@ -109,17 +116,28 @@ def find_environment(name: str, arguments: Mapping[str, Any] | None = None) -> A
 
 def check_environment(name: str, environment: Any) -> Any:
     """`environment` itself if it has all that an environment needs."""
-    from fragflow.api import Environment
+    from fragflow.api import Environment, HostEnvironment
 
-    if isinstance(environment, type) or not isinstance(environment, Environment):
+    is_one = isinstance(environment, Environment | HostEnvironment)
+    if isinstance(environment, type) or not is_one:
         raise _not_an_environment(name, environment)
     return environment
 
 
-def find_policy(policy: Any) -> Policy:
-    """A policy from its name, from `module:attribute`, or as it is; the default for None."""
+def runs_on_host(env: Any) -> bool:
+    """Whether an environment, or the one of this name, is no JAX program."""
+    from fragflow.api import HostEnvironment
+    from fragflow.environments import ON_HOST, library_of
+
+    if isinstance(env, str) and is_builtin_environment(env):
+        return library_of(env) in ON_HOST
+    return isinstance(find_environment(env) if isinstance(env, str) else env, HostEnvironment)
+
+
+def find_policy(policy: Any, env: Any) -> Policy:
+    """A policy from its name, from `module:attribute`, or as it is; for None what suits `env`."""
     if policy is None:
-        return named_policy(DEFAULT_POLICY)
+        return named_policy(DEFAULT_POLICY_ON_HOST if runs_on_host(env) else DEFAULT_POLICY)
     found = policy
     if isinstance(policy, str):
         if ":" not in policy:

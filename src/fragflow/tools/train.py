@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from fragflow.api import Algorithm, Environment
+from fragflow.api import Algorithm
+from fragflow.api.vector import AnyEnvironment
+from fragflow.environments import library_of
 from fragflow.errors import ConfigError, unknown
 from fragflow.graph.split import Options
 from fragflow.policies import Deployment, Policy
@@ -15,7 +17,7 @@ from fragflow.run import Experiment, Outcome, RuntimeName, run
 from fragflow.runtime.devices import prepare_devices
 from fragflow.tools import names
 from fragflow.tools.cache import use_compilation_cache
-from fragflow.tools.evaluate import Evaluator
+from fragflow.tools.evaluate import evaluator_for
 from fragflow.tools.progress import Display, Quiet, display_for
 from fragflow.tools.rundir import RunDirectory, sha256_of, versions
 from fragflow.tools.watch import Watcher, params_of
@@ -81,7 +83,7 @@ class Result:
 
 def train(
     algorithm: Algorithm | type[Algorithm] | str,
-    env: Environment | str,
+    env: AnyEnvironment | str,
     *,
     num_envs: int | None = None,
     total_steps: int = DEFAULT_TOTAL_STEPS,
@@ -119,7 +121,7 @@ def train(
         _require_whole(name, value, least)
     if runtime not in get_args(RuntimeName):
         raise ConfigError(unknown("runtime", runtime, get_args(RuntimeName)))
-    chosen_policy = names.find_policy(policy)
+    chosen_policy = names.find_policy(policy, env)
     deployment = Deployment(workers=workers, learners=learners)
     directory = None if run_dir is None else RunDirectory.create(run_dir)
     display: Display = Quiet() if quiet else display_for()
@@ -155,13 +157,13 @@ def train(
             "eval_episodes": eval_episodes,
         }
         display.note(
-            f"{asked['algorithm']} on {asked['env']} with {num_envs} environments, "
+            f"{asked['algorithm']} on {_with_library(env)} with {num_envs} environments, "
             f"policy {chosen_policy.name}"
-            + (f" ({names.WHY_DEFAULT_POLICY})" if policy is None else "")
+            + (f" ({names.why_default(chosen_policy)})" if policy is None else "")
             + f", workers {workers}, learners {learners}, runtime {runtime}, seed {seed}"
         )
         evaluator = (
-            Evaluator(made, experiment.environment, episodes=eval_episodes)
+            evaluator_for(made, experiment.environment, episodes=eval_episodes)
             if eval_episodes
             else None
         )
@@ -251,7 +253,14 @@ def _require_whole(name: str, value: Any, least: int) -> None:
         raise ConfigError(f"{name} is {value!r}: expected a whole number from {least} to {most}")
 
 
-def _environment(env: Environment | str, arguments: Mapping[str, Any] | None) -> Any:
+def _with_library(env: AnyEnvironment | str) -> str:
+    """What an environment is called; a bare name says whose it is."""
+    if not isinstance(env, str):
+        return type(env).__name__
+    return env if ":" in env else f"{library_of(env)}:{env}"
+
+
+def _environment(env: AnyEnvironment | str, arguments: Mapping[str, Any] | None) -> Any:
     if isinstance(env, str):
         return names.find_environment(env, arguments)
     if arguments:
@@ -261,9 +270,9 @@ def _environment(env: Environment | str, arguments: Mapping[str, Any] | None) ->
 
 def _identity(
     algorithm: Algorithm,
-    env: Environment | str,
+    env: AnyEnvironment | str,
     arguments: Mapping[str, Any] | None,
-    environment: Environment,
+    environment: AnyEnvironment,
 ) -> dict[str, Any]:
     """How the run is called, and how it can be made again."""
     builtin = names.builtin_algorithm_name(algorithm)

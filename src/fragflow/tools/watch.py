@@ -7,7 +7,7 @@ from typing import Any
 
 from fragflow.run import Row, Start, mean_return
 from fragflow.runtime.observer import RECENT_EPISODES
-from fragflow.tools.evaluate import Evaluator
+from fragflow.tools.evaluate import Evaluator, HostEvaluator
 from fragflow.tools.progress import Display, Update, fragments_text, losses_of
 from fragflow.tools.rundir import RunDirectory, versions
 
@@ -20,7 +20,7 @@ class Watcher:
         asked: Mapping[str, Any],
         display: Display,
         directory: RunDirectory | None,
-        evaluator: Evaluator | None,
+        evaluator: Evaluator | HostEvaluator | None,
         stop: Callable[[], bool],
     ):
         self._asked = asked

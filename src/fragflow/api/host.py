@@ -1,0 +1,124 @@
+"""Environments that are not JAX programs: stepped on the host, many at once."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from fragflow._jax import host_call
+from fragflow.api.environment import Timestep
+from fragflow.api.spaces import Space, space_types
+
+
+class HostStep(NamedTuple):
+    """What a batch of environments answers; the environment axis comes first."""
+
+    obs: Any
+    """act on this next; the first observation of the new episode where one ended"""
+    next_obs: Any
+    """the true successor; differs from `obs` where an episode ended"""
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    mask: np.ndarray | None = None
+    """False where nothing happened: the step was spent on starting an episode"""
+
+
+class HostBatch(Protocol):
+    """Some environments of one kind. Episodes that end are followed by new ones."""
+
+    def reset(self, seeds: np.ndarray) -> Any:
+        """Starts an episode in every environment and returns observations; seeds are `[N]`."""
+        ...
+
+    def step(self, action: np.ndarray) -> HostStep: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class HostEnvironment(Protocol):
+    """A kind of environment that runs on the host."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def observation(self) -> Space: ...
+    @property
+    def action(self) -> Space: ...
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether steps are spent on starting episodes, so that `mask` is given."""
+        ...
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether what an environment does depends on its own seed and actions alone.
+
+        If not, results depend on how environments are spread over workers, and the run says so.
+        """
+        ...
+
+    def open(self, ids: Sequence[int]) -> HostBatch:
+        """The environments with these global indices."""
+        ...
+
+
+class Host:
+    """An environment on the host as a traced program sees it: a name and types of results."""
+
+    def __init__(self, environment: HostEnvironment):
+        self.environment = environment
+        self.pool: Any = None
+        """who answers where nothing is traced (the eager runtime)"""
+
+    @property
+    def name(self) -> str:
+        return self.environment.name
+
+    def reset(self, raw_keys: jax.Array) -> Any:
+        """Observations of new episodes."""
+        leaves = host_call(self, "reset", raw_keys)
+        return jax.tree.unflatten(self._structure(), leaves)
+
+    def step(
+        self, ticket: jax.Array, record: jax.Array, action: Any
+    ) -> tuple[jax.Array, jax.Array, Timestep]:
+        """The next ticket and record, and what the environments answered.
+
+        A ticket is a step's number: an environment on the host cannot go back to an old one.
+        """
+        results = host_call(self, "step", ticket, record, *jax.tree.leaves(action))
+        structure = self._structure()
+        count = structure.num_leaves
+        ticket, record, *leaves = results
+        obs = jax.tree.unflatten(structure, leaves[:count])
+        next_obs = jax.tree.unflatten(structure, leaves[count : 2 * count])
+        return ticket, record, Timestep(obs, next_obs, *leaves[2 * count :])
+
+    def result_types(self, method: str) -> list[jax.ShapeDtypeStruct]:
+        """What a call returns per environment."""
+        obs = jax.tree.leaves(space_types(self.environment.observation))
+        if method == "reset":
+            return obs
+        flag = jax.ShapeDtypeStruct((), np.bool_)
+        return [
+            jax.ShapeDtypeStruct((), np.int32),
+            jax.ShapeDtypeStruct((5,), np.float32),
+            *obs,
+            *obs,
+            jax.ShapeDtypeStruct((), np.float32),
+            flag,
+            flag,
+            *([flag] if self.environment.has_mask else []),
+        ]
+
+    def call(self, method: str, *args: np.ndarray) -> Sequence[np.ndarray]:
+        """Carries out a call where nothing is traced."""
+        if self.pool is None:
+            raise RuntimeError(f"{self.name} is not open: {method} was called outside of a run")
+        return self.pool.call(method, *args)
+
+    def _structure(self) -> Any:
+        return jax.tree.structure(space_types(self.environment.observation))

@@ -1,0 +1,169 @@
+"""Environments on the host while a run uses them: opened, checked at every step, closed."""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.api.host import Host, HostStep
+from fragflow.errors import EnvironmentFault, FragflowError
+from fragflow.graph.ir import FDG, Op, is_host_call, walk
+
+
+def open_pools(fdg: FDG) -> dict[str, list["HostPool"]]:
+    """By fragment, the environments of each replica; one pool serves a group."""
+    pools: dict[str, list[HostPool]] = {}
+    try:
+        for name, fragment in fdg.fragments.items():
+            calls = [n for n in walk((fragment.loop,)) if isinstance(n, Op) and is_host_call(n)]
+            if not calls:
+                continue
+            host = calls[0].eqn.params["host"]
+            count = 1 if fragment.group else fragment.replicas
+            size = fdg.program.num_envs // count
+            pools[name] = []
+            for r in range(count):
+                pools[name].append(HostPool(host, range(r * size, (r + 1) * size)))
+    except BaseException:
+        close_pools(pools)
+        raise
+    return pools
+
+
+def close_pools(pools: Mapping[str, Sequence["HostPool"]]) -> None:
+    """Closes all of them, also where closing one fails."""
+    for group in pools.values():
+        for pool in group:
+            with contextlib.suppress(Exception):
+                pool.close()
+
+
+def answer_by(pools: Mapping[str, Sequence["HostPool"]]) -> Callable[..., Sequence[np.ndarray]]:
+    """Answers calls for all environments at once, as the first state needs them."""
+
+    def answer(method: str, *args: Any) -> Sequence[np.ndarray]:
+        (group,) = pools.values()
+        parts = [np.split(np.asarray(a), len(group)) for a in args]
+        answers = [pool.call(method, *(p[r] for p in parts)) for r, pool in enumerate(group)]
+        return [np.concatenate(leaves) for leaves in zip(*answers, strict=True)]
+
+    return answer
+
+
+class HostPool:
+    """The environments of one worker, and what became of their episodes."""
+
+    def __init__(self, host: Host, ids: Sequence[int]):
+        self.ids = tuple(ids)
+        self._host = host
+        self._environment = host.environment
+        self._batch = host.environment.open(self.ids)
+        self._steps = 0
+        self.busy_since: float | None = None
+        """when the call that is under way began"""
+        self._types = {m: host.result_types(m) for m in ("reset", "step")}
+        space = host.environment.action
+        self._action_type = np.dtype(space.dtype)
+
+    def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
+        """Answers a call of the traced program."""
+        self.busy_since = time.monotonic()
+        try:
+            return self._reset(*args) if method == "reset" else self._step(*args)
+        finally:
+            self.busy_since = None
+
+    def stuck(self, seconds: float) -> EnvironmentFault | None:
+        """An error if a call has taken longer than `seconds`."""
+        since = self.busy_since
+        if since is None or time.monotonic() - since < seconds:
+            return None
+        return EnvironmentFault(
+            f"{self._environment.name}: environments {self.ids[0]} to {self.ids[-1]} have not "
+            f"answered for {seconds:.0f} seconds, at step {self._steps}"
+        )
+
+    def close(self) -> None:
+        """Ends all that the environments have started."""
+        self._batch.close()
+
+    def _reset(self, raw_keys: Any) -> Sequence[np.ndarray]:
+        raw = np.asarray(raw_keys).astype(np.uint64)
+        seeds = ((raw[:, 0] ^ (raw[:, 1] << np.uint64(7))) & np.uint64(0x7FFFFFFF)).astype(np.int64)
+        self._steps = 0
+        try:
+            obs = self._batch.reset(seeds)
+        except Exception as error:
+            raise self._fault("reset", error) from error
+        leaves = jax.tree.leaves(obs)
+        self._check("reset", leaves, self._types["reset"])
+        return leaves
+
+    def _step(self, ticket: Any, record: Any, action: Any) -> Sequence[np.ndarray]:
+        ticket = np.asarray(ticket)
+        if ticket[0] != self._steps:
+            raise EnvironmentFault(
+                f"{self._environment.name} runs on the host and cannot go back: it has made "
+                f"{self._steps} steps, but env.step got a state after {ticket[0]}. Use every state "
+                "that env.step returns once."
+            )
+        self._steps += 1
+        try:
+            step = self._batch.step(np.asarray(action, self._action_type))
+        except Exception as error:
+            raise self._fault("step", error) from error
+        leaves = [
+            ticket + np.int32(1),
+            self._recorded(np.asarray(record), step),
+            *jax.tree.leaves(step.obs),
+            *jax.tree.leaves(step.next_obs),
+            *(leaf for leaf in step[2:] if leaf is not None),
+        ]
+        self._check("step", leaves, self._types["step"])
+        return leaves
+
+    def _recorded(self, record: np.ndarray, step: HostStep) -> np.ndarray:
+        record = record.copy()
+        record[:, 0] += step.reward
+        record[:, 1] += 1.0 if step.mask is None else step.mask
+        done = step.terminated | step.truncated
+        if done.any():
+            record[done, 2] += 1.0
+            record[done, 3:5] += record[done, 0:2]
+            record[done, 0:2] = 0.0
+        return record
+
+    def _check(self, method: str, leaves: Sequence[Any], types: Sequence[Any]) -> None:
+        rows = len(self.ids)
+        for leaf, expected in zip(leaves, types, strict=True):
+            shape = (rows, *expected.shape)
+            if leaf.shape != shape or leaf.dtype != expected.dtype:
+                raise EnvironmentFault(
+                    f"{self._environment.name} returned {leaf.dtype}{list(leaf.shape)} from "
+                    f"{method} at step {self._steps}: expected {expected.dtype}{list(shape)}"
+                )
+            # A sum is not finite if an entry is not, and is quick.
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf.sum()):
+                self._refuse_non_finite(method, leaf)
+
+    def _refuse_non_finite(self, method: str, leaf: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(1))
+        if len(bad):
+            raise EnvironmentFault(
+                f"{self._environment.name}: environment {self.ids[bad[0]]} returned NaN or "
+                f"infinity from {method} at step {self._steps}"
+            )
+
+    def _fault(self, method: str, error: Exception) -> FragflowError:
+        if isinstance(error, FragflowError):
+            return error
+        last = "".join(traceback.format_exception_only(error)).strip()
+        index = getattr(error, "environment_index", None)
+        which = f"environment {self.ids[index]}" if index is not None else "an environment"
+        return EnvironmentFault(
+            f"{self._environment.name}: {which} failed in {method} at step {self._steps}: {last}"
+        )
