@@ -55,6 +55,19 @@ def component_call(name: str, function: Callable[..., Any], args: Sequence[Any])
         return jax.jit(inner)(*args)
 
 
+def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as a call that is not inlined: what uses its results rounds as if they were given.
+
+    XLA adds up rows in another order where it fuses the sum with what makes them.
+    """
+
+    def call(*args: Any) -> Any:
+        with set_xla_metadata(inlineable="false"):
+            return jax.jit(function)(*args)
+
+    return call
+
+
 def component_of(eqn: Eqn) -> str | None:
     """The name of the component that `eqn` calls, if it calls one."""
     name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None

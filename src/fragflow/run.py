@@ -32,7 +32,7 @@ from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
-from fragflow.runtime.selftest import components_with_other_bits
+from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
 
 CHUNK_SECONDS = 0.25
 LARGEST_CHUNK = 256
@@ -366,6 +366,12 @@ def _equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer)
         return "bitwise"
     different: set[str] = set()
     for fragment in fdg.fragments.values():
+        line = rounding_glue(fragment, fdg.program.num_envs)
+        if line is not None:
+            return (
+                f"rounding: what {line} computes outside components may round differently in "
+                "batches of this size"
+            )
         if fragment.replicas > 1:
             observer.phase("self-test", 0, 1)
             whole, local = source.at(fdg.program.num_envs), source.at(fragment.num_envs)

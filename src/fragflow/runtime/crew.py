@@ -9,7 +9,7 @@ import numpy as np
 
 from fragflow.errors import FragflowError, RunError
 from fragflow.runtime.schedule import Ask, Get, Keep, Put, Run
-from fragflow.runtime.script import Script
+from fragflow.runtime.script import Script, identifier
 from fragflow.runtime.worker import Metrics, Worker
 
 
@@ -105,4 +105,5 @@ class Crew:
             scope[name] = list(zip(plan.order, *numbers, strict=True))
         for name, (fragment, value) in script.rows.items():
             scope[name] = self.workers[fragment].room_for(value)
+            scope[f"spread_{identifier(fragment)}"] = self.workers[fragment].spread_rows
         return scope

@@ -116,15 +116,9 @@ class HostPool:
             step = self._batch.step(np.asarray(action, self._action_type))
         except Exception as error:
             raise self._fault("step", error) from error
-        leaves = [
-            ticket + np.int32(1),
-            self._recorded(np.asarray(record), step),
-            *jax.tree.leaves(step.obs),
-            *jax.tree.leaves(step.next_obs),
-            *(leaf for leaf in step[2:] if leaf is not None),
-        ]
-        self._check("step", leaves, self._types["step"])
-        return leaves
+        leaves = jax.tree.leaves(tuple(step))
+        self._check("step", leaves, self._types["step"][2:])
+        return [ticket + np.int32(1), self._recorded(np.asarray(record), step), *leaves]
 
     def _recorded(self, record: np.ndarray, step: HostStep) -> np.ndarray:
         record = record.copy()

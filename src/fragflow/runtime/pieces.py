@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from fragflow._jax import is_key, plain_aval, wrapped_key
+from fragflow._jax import apart, is_key, plain_aval, wrapped_key
 from fragflow.graph.ir import Parcel
 
 
@@ -33,7 +33,7 @@ def joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
             total = jnp.maximum(total, part) if parcel.collective == "reduce-max" else total + part
         return (total / len(parts) if parcel.collective == "reduce-mean" else total,)
 
-    return gather if parcel.collective == "gather" else reduce
+    return apart(gather if parcel.collective == "gather" else reduce)
 
 
 def zeros(aval: Any) -> Callable[..., Sequence[Any]]:

@@ -72,7 +72,8 @@ def _flat(names: Sequence[Sequence[Value]]) -> list[Value]:
     return [name for pieces in names for name in pieces]
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """`name` as a part of a variable's name."""
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
@@ -97,7 +98,7 @@ class _Writer:
             if value in self._known_before(fragment)
         }
         kept = {
-            f: [f"{_identifier(f)}_kept_{k}" for k, _ in enumerate(part.fragment.loop.stacks)]
+            f: [f"{identifier(f)}_kept_{k}" for k, _ in enumerate(part.fragment.loop.stacks)]
             for f, part in self.parts.items()
         }
         head = [
@@ -138,7 +139,7 @@ class _Writer:
         for fragment, part in self.parts.items():
             loop = part.fragment.loop
             for k, stack in enumerate(loop.stacks):
-                kept = f"{_identifier(fragment)}_kept_{k}"
+                kept = f"{identifier(fragment)}_kept_{k}"
                 self._add(0, f"{kept}.append({self._name(fragment, stack.element)})")
             self._assign(fragment, [(c.inside, c.next) for c in loop.carries], 0)
         return self.lines
@@ -155,7 +156,7 @@ class _Writer:
         for fragment, plan in plans.items():
             self._assign(fragment, plan.entry, depth)
             for row in plan.rows:
-                function = f"rows_{len(self.rows)}_{_identifier(fragment)}"
+                function = f"rows_{len(self.rows)}_{identifier(fragment)}"
                 self.rows[function] = (fragment, row.outside)
                 self._add(depth, f"{self._name(fragment, row.outside)} = {function}()")
         number = len(self.steps)
@@ -169,6 +170,9 @@ class _Writer:
             self._assign(fragment, plan.step, depth + 1)
         for fragment, plan in plans.items():
             self._assign(fragment, plan.exit, depth)
+            for row in plan.rows if self.parts[fragment].fragment.group else ():
+                name = self._name(fragment, row.outside)
+                self._add(depth, f"{name} = spread_{identifier(fragment)}({name})")
 
     def _step(self, step: Step, depth: int) -> None:
         fragment, instruction = step.fragment, step.instruction
@@ -215,7 +219,7 @@ class _Writer:
     def _call(
         self, step: Step, verb: str, outputs: Sequence[Value | None], inputs: Sequence[Value]
     ) -> str:
-        function = f"{verb}_{len(self.functions)}_{_identifier(step.fragment)}"
+        function = f"{verb}_{len(self.functions)}_{identifier(step.fragment)}"
         self.functions[function] = (step.fragment, step.instruction)
         arguments = ", ".join(self._name(step.fragment, v) for v in inputs)
         call = f"{function}({arguments})"
@@ -233,7 +237,7 @@ class _Writer:
         return "(" + "".join(f"{name}, " for name in names) + ")"
 
     def _name(self, fragment: str, value: Value) -> str:
-        variable = f"{_identifier(fragment)}_v{len(self.variables)}"
+        variable = f"{identifier(fragment)}_v{len(self.variables)}"
         return self.variables.setdefault((fragment, value), variable)
 
     def _add(self, depth: int, line: str) -> None:

@@ -16,7 +16,9 @@ from fragflow._jax import (
     contains_host_call,
     inner_jaxprs,
     is_key,
+    source_line,
 )
+from fragflow.graph.ir import Fragment, Op, walk
 from fragflow.graph.pair import sized_dims
 
 
@@ -30,6 +32,42 @@ def components_with_other_bits(
         if is_replicated(name) and not _same_bits(a, b, sizes)
     }
     return tuple(sorted(different))
+
+
+_EXACT = frozenset(
+    [
+        *("reshape", "squeeze", "transpose", "broadcast_in_dim", "concatenate", "stack", "rev"),
+        *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "scatter", "pad", "copy"),
+        *("select_n", "stop_gradient", "convert_element_type", "random_wrap", "random_unwrap"),
+        *("random_split", "random_fold_in", "random_bits"),
+    ]
+)
+"""operations that move numbers, and do not round"""
+
+
+def rounding_glue(fragment: Fragment, whole: int) -> str | None:
+    """The line of an operation outside components that rounds rows of environments, if any.
+
+    What it is fused with depends on the cut and on the batch, and so may its last bits.
+    """
+    if fragment.num_envs == whole:
+        return None
+    for op in walk((fragment.loop,)):
+        if isinstance(op, Op) and not op.components:
+            a, b = op.eqns[whole], op.eqns[fragment.num_envs]
+            pairs = zip(a.outvars, b.outvars, strict=True)
+            has_rows = any(sized_dims(x.aval, y.aval) for x, y in pairs)
+            if has_rows and _rounds(a):
+                return source_line(a)
+    return None
+
+
+def _rounds(eqn: Eqn) -> bool:
+    inner = [e for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns]
+    if inner:
+        return any(_rounds(e) for e in inner)
+    is_float = any(getattr(v.aval.dtype, "kind", "") == "f" for v in eqn.outvars)
+    return is_float and eqn.primitive.name not in _EXACT
 
 
 def _pairs(a: Jaxpr, b: Jaxpr) -> Iterator[tuple[str, Eqn, Eqn]]:

@@ -106,6 +106,10 @@ class Worker:
         shape = (aval.shape[0], count, *aval.shape[2:])
         return functools.partial(np.empty, shape, aval.dtype)
 
+    def spread_rows(self, rows: np.ndarray) -> jax.Array:
+        """Rows that the host collected, as a value of a group."""
+        return self._layout.place(rows, varying(1))
+
     def caller(self, program: Program) -> Callable[..., Sequence[jax.Array]]:
         """Calls a compiled program."""
         if self._layout.replicas == 1:
