@@ -124,7 +124,7 @@ def test_continuous_actions_are_bounded_for_the_environment_only() -> None:
     def act(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         params = ops.MLPActorCritic(SMALL.hidden).init(key, env.observation, env.action)
         actor = params["actor"] | {"log_std": jnp.full(1, 2.0)}
-        return SMALL.act(actor, jnp.zeros((64, 3)), env.keys(key), env.action)
+        return SMALL.act(actor, None, jnp.zeros((64, 3)), env.keys(key), env.action)
 
     action, bounded, log_prob = act(jax.random.key(1))
     assert float(jnp.abs(action).max()) > 2.0

@@ -54,6 +54,8 @@ class Values(NamedTuple):
     now: jax.Array
     next: jax.Array
     """of the true successor"""
+    obs: jax.Array
+    """`[T, N, ...]`, as networks see them"""
 
 
 class Estimates(NamedTuple):
@@ -116,6 +118,8 @@ class PPO(ff.Algorithm):
     """also clip how far the critic's output moves (by `clip`)"""
     return_memory: float = 0.95
     """per iteration, how much the running size of returns keeps; it is the critic's unit"""
+    normalise_observations: bool = False
+    """scale observations to mean zero and variance one, by statistics of all seen before"""
     normalise_advantages: bool = True
     """scale the advantages of each iteration to mean zero and variance one"""
     max_grad_norm: float = 0.5
@@ -147,18 +151,21 @@ class PPO(ff.Algorithm):
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         network_key, env_key = jax.random.split(key)
-        params = self._network.init(network_key, env.observation, env.action)
+        networks = self._network.init(network_key, env.observation, env.action)
         env_state, timestep = env.reset(env_key)
-        return State(
-            params, self._optimiser.init(params), jnp.float32(1.0), env_state, timestep.obs
-        )
+        seen = ops.Statistics.of_nothing(env.observation.shape)
+        params = networks | ({"seen": seen} if self.normalise_observations else {})
+        optimiser = self._optimiser.init(networks)
+        return State(params, optimiser, jnp.float32(1.0), env_state, timestep.obs)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
+        networks = {name: state.params[name] for name in ("actor", "critic")}
+        seen = state.params.get("seen")
 
         def interact(carry: tuple[ff.EnvState, jax.Array], keys: jax.Array):
             env_state, obs = carry
-            action, bounded, log_prob = self.act(state.params["actor"], obs, keys, env.action)
+            action, bounded, log_prob = self.act(networks["actor"], seen, obs, keys, env.action)
             env_state, t = env.step(env_state, bounded)
             happened = Rollout(
                 obs, action, log_prob, t.next_obs, t.reward, t.terminated, t.truncated, t.mask
@@ -168,10 +175,10 @@ class PPO(ff.Algorithm):
         (env_state, obs), rollout = lax.scan(
             interact, (state.env_state, state.obs), env.keys(act_key, self.rollout_length)
         )
-        values = self.values(state.params["critic"], rollout.obs, rollout.next_obs)
+        values = self.values(networks["critic"], seen, rollout.obs, rollout.next_obs)
         estimates = self.advantages(rollout, values, state.squared_return)
         batch = Batch(
-            rollout.obs,
+            values.obs,
             rollout.action,
             rollout.log_prob,
             values.now,
@@ -185,31 +192,36 @@ class PPO(ff.Algorithm):
             return learner, (info, norm)
 
         rows = ops.time_minibatches(shuffle_key, self.rollout_length, self.epochs, self.minibatches)
-        learner, (info, norm) = lax.scan(minibatch, Learner(state.params, state.optimiser), rows)
+        learner, (info, norm) = lax.scan(minibatch, Learner(networks, state.optimiser), rows)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
         squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
-        return State(learner.params, learner.optimiser, squared_return, env_state, obs), metrics
+        params = learner.params
+        if seen is not None:
+            total = self.rollout_length * env.total
+            params = params | {"seen": self.observe(seen, rollout.obs, total)}
+        return State(params, learner.optimiser, squared_return, env_state, obs), metrics
 
     @ff.component("actor")
     def act(
-        self, actor: Any, obs: jax.Array, keys: jax.Array, space: ff.Space
+        self, actor: Any, seen: Any, obs: jax.Array, keys: jax.Array, space: ff.Space
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """An action per environment, the same within the bounds of `space`, its log-probability."""
-        distribution = self._network.policy(actor, obs)
+        distribution = self._network.policy(actor, _scaled(seen, obs))
         action = distribution.sample(keys)
         bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
         return action, bounded, distribution.log_prob(action)
 
     @ff.component("learner.value")
-    def values(self, critic: Any, obs: jax.Array, next_obs: jax.Array) -> Values:
-        """What the critic expects, before and after each step."""
+    def values(self, critic: Any, seen: Any, obs: jax.Array, next_obs: jax.Array) -> Values:
+        """What the critic expects, before and after each step, and what networks see."""
+        obs, next_obs = _scaled(seen, obs), _scaled(seen, next_obs)
 
-        def of_block(block: tuple[jax.Array, jax.Array]) -> Values:
-            return Values(*(self._network.value(critic, observed) for observed in block))
+        def of_block(block: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
+            return [self._network.value(critic, observed) for observed in block]
 
         time, num_envs = obs.shape[:2]
-        values = ops.map_blocks(of_block, (obs, next_obs), num_envs)
-        return jax.tree.map(lambda x: x.reshape(time, num_envs), values)
+        now, later = ops.map_blocks(of_block, (obs, next_obs), num_envs)
+        return Values(now.reshape(time, num_envs), later.reshape(time, num_envs), obs)
 
     @ff.component("learner.advantages")
     def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
@@ -238,6 +250,11 @@ class PPO(ff.Algorithm):
         """The running average, which at first is the plain mean of all iterations so far."""
         weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
         return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
+
+    @ff.component("learner.observe")
+    def observe(self, seen: ops.Statistics, obs: jax.Array, total: int) -> ops.Statistics:
+        """Statistics of observations, for the next iteration."""
+        return ops.include(seen, obs, total)
 
     @ff.component("learner.gradient")
     def gradient(self, params: Any, batch: Batch, rows: jax.Array) -> tuple[Any, ff.Metrics]:
@@ -294,7 +311,7 @@ class PPO(ff.Algorithm):
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
     ) -> tuple[jax.Array, Any]:
-        distribution = self._network.policy(params["actor"], obs)
+        distribution = self._network.policy(params["actor"], _scaled(params.get("seen"), obs))
         return distribution.sample(key) if explore else distribution.mode(), memory
 
     @property
@@ -304,3 +321,8 @@ class PPO(ff.Algorithm):
     @property
     def _optimiser(self) -> optax.GradientTransformation:
         return optax.scale_by_adam(eps=1e-5)
+
+
+def _scaled(seen: ops.Statistics | None, obs: jax.Array) -> jax.Array:
+    """Observations as networks see them."""
+    return obs if seen is None else ops.normalise(seen, obs)

@@ -65,6 +65,11 @@ class Environments:
         return self._ids.shape[0]
 
     @property
+    def total(self) -> int:
+        """How many environments there are in all, wherever they are."""
+        return self._total
+
+    @property
     def observation(self) -> Space:
         return self._spaces.observation
 

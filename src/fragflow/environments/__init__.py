@@ -9,9 +9,13 @@ from fragflow.errors import ConfigError, unknown
 ADAPTERS: dict[str, str] = {
     "gymnax": "fragflow.environments.gymnax",
     "gymnasium": "fragflow.environments.gymnasium",
+    "envpool": "fragflow.environments.envpool",
+    "brax": "fragflow.environments.brax",
 }
-"""Where to find each library's adapter. A bare name is looked for in this order."""
-ON_HOST = frozenset({"gymnasium"})
+"""Where to find each library's adapter."""
+BARE = ("gymnax", "gymnasium")
+"""where a name without a library is looked for, in this order"""
+ON_HOST = frozenset({"gymnasium", "envpool"})
 """libraries whose environments are no JAX programs"""
 
 
@@ -25,12 +29,12 @@ def library_of(name: str) -> str:
     library, _, rest = name.rpartition(":")
     if library:
         return library
-    return next((known for known in ADAPTERS if rest in _adapter(known).names()), "gymnax")
+    return next((known for known in BARE if rest in _adapter(known).names()), BARE[0])
 
 
 def environment_names() -> tuple[str, ...]:
-    """Every environment that is known by name, as `library:name`."""
-    return tuple(f"{library}:{name}" for library in ADAPTERS for name in _adapter(library).names())
+    """Every environment that is known by a name without its library, as `library:name`."""
+    return tuple(f"{library}:{name}" for library in BARE for name in _adapter(library).names())
 
 
 def _adapter(library: str) -> ModuleType:

@@ -2,16 +2,22 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fragflow.api.host import HostBatch, HostStep
 from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.environments.processes import ProcessBatch, default_processes
+from fragflow.environments.stepping import Arrays, make_environment, reset_all, step_all
 from fragflow.errors import ConfigError, unknown
 
-VECTORIZATIONS = ("auto", "vector", "sync")
+VECTORIZATIONS = ("auto", "vector", "sync", "process")
+PROBE_STEPS = 64
+WORTH_SECONDS = 200e-6
+"""what processes must save per step of a batch; waking them costs about half of it"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +25,8 @@ class GymnasiumEnvironment:
     """One kind of Gymnasium environment.
 
     `vector` uses the environment's own implementation for many at once, which may draw random
-    numbers for all of them together; `sync` steps one after the other.
+    numbers for all of them together; `sync` steps one after the other, `process` in several
+    processes; `auto` takes the first there is, or what a trial finds faster of the others.
     """
 
     name: str
@@ -44,8 +51,16 @@ class GymnasiumEnvironment:
             mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
             env = gym.make_vec(self.name, num_envs=len(ids), vectorization_mode=mode, **arguments)
             return VectorBatch(env, self.observation)
-        make = _maker(self.name, arguments)
-        return SyncBatch([make() for _ in ids], self.observation)
+        if self.vectorization == "process":
+            processes = default_processes()
+            spaces = (self.observation, self.action)
+            return ProcessBatch(self.name, arguments, ids, *spaces, processes)
+        environments = [_one(self.name, arguments) for _ in ids]
+        if self.vectorization == "auto" and _is_slow(environments[0], len(ids)):
+            for env in environments:
+                env.close()
+            return dataclasses.replace(self, vectorization="process").open(ids)
+        return SyncBatch(environments, self.observation)
 
 
 class SyncBatch:
@@ -53,46 +68,26 @@ class SyncBatch:
 
     def __init__(self, environments: Sequence[Any], observation: Space):
         self._environments = environments
-        self._shape = (len(environments), *observation.shape)
-        self._dtype = np.dtype(observation.dtype)
+        self._observation = observation
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
-        obs = np.empty(self._shape, self._dtype)
-        for i, (env, seed) in enumerate(zip(self._environments, seeds, strict=True)):
-            with _Indexed(i):
-                obs[i] = _fitting(env.reset(seed=int(seed))[0], self._shape[1:])
-        return obs
+        out = self._new()
+        reset_all(self._environments, seeds, out.obs)
+        return out.obs
 
     def step(self, action: np.ndarray) -> HostStep:
         # New arrays each time: JAX may still read the last ones.
-        count = len(self._environments)
-        obs = np.empty(self._shape, self._dtype)
-        reward = np.empty(count, np.float32)
-        terminated = np.empty(count, np.bool_)
-        truncated = np.empty(count, np.bool_)
-        fresh: list[tuple[int, Any]] = []
-        i = 0
-        try:
-            for i, env in enumerate(self._environments):
-                seen, reward[i], ended, cut, _ = env.step(action[i])
-                obs[i] = seen if type(seen) is np.ndarray else _fitting(seen, self._shape[1:])
-                terminated[i] = ended
-                truncated[i] = cut and not ended
-                if ended or cut:
-                    fresh.append((i, env.reset()[0]))
-        except Exception as error:
-            error.environment_index = i  # pyright: ignore[reportAttributeAccessIssue]
-            raise
-        if not fresh:
-            return HostStep(obs, obs, reward, terminated, truncated)
-        next_obs = obs.copy()
-        for i, first in fresh:
-            obs[i] = first
-        return HostStep(obs, next_obs, reward, terminated, truncated)
+        out = self._new()
+        step_all(self._environments, action, out)
+        return HostStep(*out)
 
     def close(self) -> None:
         for env in self._environments:
             env.close()
+
+    def _new(self) -> Arrays:
+        space = self._observation
+        return Arrays.new(len(self._environments), space.shape, space.dtype)
 
 
 class VectorBatch:
@@ -121,28 +116,6 @@ class VectorBatch:
         self._env.close()
 
 
-class _Indexed:
-    """Marks an exception with the environment it came from."""
-
-    def __init__(self, index: int):
-        self._index = index
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if error is not None:
-            error.environment_index = self._index  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _fitting(obs: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """One observation, refused if it has another shape than the space says."""
-    array = np.asarray(obs)
-    if array.shape != shape:
-        raise ValueError(f"an observation has shape {list(array.shape)}, expected {list(shape)}")
-    return array
-
-
 def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> GymnasiumEnvironment:
     """The environment registered as `name`; `arguments` go to `gymnasium.make`."""
     gym = _gymnasium()
@@ -150,7 +123,7 @@ def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> Gymnasi
         raise ConfigError(unknown("vectorization", vectorization, VECTORIZATIONS))
     if name not in gym.registry:
         raise ConfigError(unknown("Gymnasium environment", name, gym.registry))
-    env = _maker(name, arguments)()
+    env = _one(name, arguments)
     try:
         observation = space_of(name, "observations", env.observation_space)
         action = space_of(name, "actions", env.action_space)
@@ -158,8 +131,8 @@ def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> Gymnasi
         env.close()
     if vectorization == "vector" and not gym.spec(name).vector_entry_point:
         raise ConfigError(f"{name} has no implementation for many at once: use vectorization=sync")
-    if vectorization == "auto":
-        vectorization = "vector" if gym.spec(name).vector_entry_point else "sync"
+    if vectorization == "auto" and gym.spec(name).vector_entry_point:
+        vectorization = "vector"
     identity = tuple(sorted(arguments.items()))
     return GymnasiumEnvironment(name, identity, vectorization, observation, action)
 
@@ -169,18 +142,34 @@ def names() -> tuple[str, ...]:
     return tuple(_gymnasium().registry)
 
 
-def _maker(name: str, arguments: dict[str, Any]) -> Callable[[], Any]:
+def _one(name: str, arguments: dict[str, Any]) -> Any:
     gym = _gymnasium()
+    try:
+        return make_environment(name, arguments)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        extra = "mujoco" if "mujoco" in str(gym.spec(name).entry_point) else "gymnasium"
+        raise ConfigError(
+            f"{name} needs a package that is not installed ({error}): "
+            f"pip install 'fragflow[{extra}]'"
+        ) from error
+    except TypeError as error:
+        raise ConfigError(f"cannot make {name}: {error}") from error
 
-    def make_one() -> Any:
-        try:
-            return gym.make(name, disable_env_checker=True, **arguments)
-        except gym.error.DependencyNotInstalled as error:
-            raise ConfigError(f"{name} needs a package that is not installed: {error}") from error
-        except TypeError as error:
-            raise ConfigError(f"cannot make {name}: {error}") from error
 
-    return make_one
+def _is_slow(env: Any, count: int) -> bool:
+    """Whether a step of `count` environments is worth handing to several processes: tried."""
+    processes = default_processes()
+    if processes == 1 or count == 1:
+        return False
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    began = time.perf_counter()
+    for _ in range(PROBE_STEPS):
+        *_, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            env.reset()
+    seconds = (time.perf_counter() - began) / PROBE_STEPS
+    return seconds * count * (1.0 - 1.0 / processes) > WORTH_SECONDS
 
 
 def _gymnasium() -> Any:

@@ -10,6 +10,9 @@ from fragflow.ops.minibatches import map_blocks as map_blocks
 from fragflow.ops.minibatches import time_minibatches as time_minibatches
 from fragflow.ops.networks import ActorCriticNetwork as ActorCriticNetwork
 from fragflow.ops.networks import MLPActorCritic as MLPActorCritic
+from fragflow.ops.normaliser import Statistics as Statistics
+from fragflow.ops.normaliser import include as include
+from fragflow.ops.normaliser import normalise as normalise
 from fragflow.ops.returns import discounted_sums as discounted_sums
 from fragflow.ops.returns import gae as gae
 from fragflow.ops.statistics import standardise as standardise

@@ -61,8 +61,11 @@ class HostPool:
         self.ids = tuple(ids)
         self._host = host
         self._environment = host.environment
-        self._batch = host.environment.open(self.ids)
         self._steps = 0
+        try:
+            self._batch = host.environment.open(self.ids)
+        except Exception as error:
+            raise self._fault("its start", error) from error
         self.busy_since: float | None = None
         """when the call that is under way began"""
         self._types = {m: host.result_types(m) for m in ("reset", "step")}

@@ -1,0 +1,111 @@
+"""Environments of EnvPool (Weng et al. 2022): stepped by threads in C++, on the host."""
+
+import dataclasses
+import importlib
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fragflow.api.host import HostBatch, HostStep
+from fragflow.api.spaces import Space
+from fragflow.environments.gymnasium import space_of
+from fragflow.errors import ConfigError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvpoolEnvironment:
+    """One kind of EnvPool environment. A step is spent on starting an episode, and masked."""
+
+    name: str
+    arguments: tuple[tuple[str, Any], ...]
+    threads: int
+    observation: Space
+    action: Space
+    has_mask: bool = True
+    draws_apart: bool = True
+
+    def open(self, ids: Sequence[int]) -> HostBatch:
+        return EnvpoolBatch(self, len(ids))
+
+
+class EnvpoolBatch:
+    """A pool, made when its seeds are known."""
+
+    def __init__(self, environment: EnvpoolEnvironment, count: int):
+        self._environment = environment
+        self._count = count
+        self._pool: Any = None
+        self._obs_type = np.dtype(environment.observation.dtype)
+
+    def reset(self, seeds: np.ndarray) -> np.ndarray:
+        e = self._environment
+        self._pool = _make(
+            e.name,
+            num_envs=self._count,
+            num_threads=min(e.threads, self._count),
+            seed=[int(seed) for seed in seeds],
+            **dict(e.arguments),
+        )
+        self._action_type = self._pool.action_space.dtype
+        self._was_done = np.zeros(self._count, np.bool_)
+        obs, _ = self._pool.reset()
+        return obs.astype(self._obs_type)
+
+    def step(self, action: np.ndarray) -> HostStep:
+        obs, reward, terminated, truncated, _ = self._pool.step(
+            action.astype(self._action_type, copy=False)
+        )
+        # EnvPool hands out new arrays at every step.
+        obs = obs.astype(self._obs_type, copy=False)
+        mask = ~self._was_done
+        truncated = truncated & ~terminated
+        self._was_done = terminated | truncated
+        return HostStep(obs, obs, reward, terminated, truncated, mask)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def make(name: str, *, threads: int | None = None, **arguments: Any) -> EnvpoolEnvironment:
+    """The environment that EnvPool calls `name`; `arguments` are its own settings."""
+    known = names()
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"unknown EnvPool environment {name!r}.{hint}")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads is {threads}: expected at least 1")
+    try:
+        pool = _make(name, num_envs=1, num_threads=1, **arguments)
+    except TypeError as error:
+        raise ConfigError(f"cannot make {name}: {error}") from error
+    observation = space_of(name, "observations", pool.observation_space)
+    action = space_of(name, "actions", pool.action_space)
+    pool.close()
+    identity = tuple(sorted(arguments.items()))
+    return EnvpoolEnvironment(name, identity, threads or os.cpu_count() or 1, observation, action)
+
+
+def names() -> tuple[str, ...]:
+    """Every environment that `make` knows; none if EnvPool is not installed."""
+    return tuple(_envpool().list_all_envs())
+
+
+def _make(name: str, **settings: Any) -> Any:
+    with warnings.catch_warnings():
+        # Bounds in 64 bits are told in 32.
+        warnings.filterwarnings("ignore", ".*precision lowered.*")
+        return _envpool().make(name, env_type="gymnasium", **settings)
+
+
+def _envpool() -> Any:
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise ConfigError(
+            "environments of EnvPool need the package envpool: pip install 'fragflow[envpool]'"
+        ) from error

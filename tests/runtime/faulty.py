@@ -1,0 +1,52 @@
+"""A Gymnasium environment that does what environments must not; importing registers it."""
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Faulty(gymnasium.Env):
+    """Counts its steps; `fault` happens at step `at`, in the environment with seed 2 modulo 4."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault: str = "", at: int = 3):
+        self.fault, self.at = fault, at
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.is_bad = seed % 4 == 2
+        self.steps = 0
+        if self.fault == "reset" and self.is_bad:
+            raise RuntimeError("no ball")
+        return self._obs(), {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.steps, self.np_random.normal()], np.float32)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
+        self.steps += 1
+        obs: Any = self._obs()
+        if self.is_bad and self.steps == self.at:
+            match self.fault:
+                case "raise":
+                    raise RuntimeError("the ball is gone")
+                case "shape":
+                    obs = obs[:1]
+                case "nan":
+                    obs = obs * np.nan
+                case "exit":
+                    os._exit(7)
+                case "abort":
+                    os.abort()
+                case "hang":
+                    time.sleep(60.0)
+        return obs, float(action), False, self.steps % 5 == 0, {}
+
+
+gymnasium.register("Faulty-v0", Faulty)
