@@ -49,4 +49,4 @@ class Faulty(gymnasium.Env):
         return obs, float(action), False, self.steps % 5 == 0, {}
 
 
-gymnasium.register("Faulty-v0", Faulty)
+gymnasium.register("Faulty-v0", "runtime.faulty:Faulty")
