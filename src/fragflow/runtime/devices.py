@@ -25,6 +25,16 @@ def _claims(place: Place) -> tuple[str, ...]:
     return (*place.components, *place.optional)
 
 
+def compute_in_calling_thread() -> None:
+    """Has JAX run CPU programs where they are called, while it can still be asked.
+
+    Between two calls of environments on the host there is little to compute: waking a thread of
+    XLA's for it, and being woken by it, would cost as much.
+    """
+    if not has_started():
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
 def prepare_devices(policy: Policy, deployment: Deployment) -> None:
     """Asks JAX for virtual CPU devices while it can still be asked; refuses what cannot be."""
     needed = needed_devices(policy, deployment)

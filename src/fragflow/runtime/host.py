@@ -1,6 +1,7 @@
 """Environments on the host while a run uses them: opened, checked at every step, closed."""
 
 import contextlib
+import functools
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,13 @@ class HostPool:
             raise self._fault("its start", error) from error
         self.busy_since: float | None = None
         """when the call that is under way began"""
-        self._types = {m: host.result_types(m) for m in ("reset", "step")}
+        count = len(self.ids)
+        self._types = {
+            method: [
+                jax.ShapeDtypeStruct((count, *t.shape), t.dtype) for t in host.result_types(method)
+            ]
+            for method in ("reset", "step")
+        }
         space = host.environment.action
         self._action_type = np.dtype(space.dtype)
 
@@ -135,17 +142,24 @@ class HostPool:
         return record
 
     def _check(self, method: str, leaves: Sequence[Any], types: Sequence[Any]) -> None:
-        rows = len(self.ids)
+        before = None
         for leaf, expected in zip(leaves, types, strict=True):
-            shape = (rows, *expected.shape)
-            if leaf.shape != shape or leaf.dtype != expected.dtype:
+            if leaf is before:
+                continue  # no episode ended: the next observation is the true successor
+            before = leaf
+            if leaf.shape != expected.shape or leaf.dtype != expected.dtype:
                 raise EnvironmentFault(
                     f"{self._environment.name} returned {leaf.dtype}{list(leaf.shape)} from "
-                    f"{method} at step {self._steps}: expected {expected.dtype}{list(shape)}"
+                    f"{method} at step {self._steps}: expected {expected.dtype}"
+                    f"{list(expected.shape)}"
                 )
-            # A sum is not finite if an entry is not, and is quick.
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf.sum()):
+            # Zero times NaN or infinity is NaN: the quickest way to see one.
+            if leaf.dtype == np.float32 and np.isnan(np.dot(leaf.ravel(), self._zeros(leaf.size))):
                 self._refuse_non_finite(method, leaf)
+
+    @functools.cache  # noqa: B019 (lives as long as the pool)
+    def _zeros(self, size: int) -> np.ndarray:
+        return np.zeros(size, np.float32)
 
     def _refuse_non_finite(self, method: str, leaf: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(1))

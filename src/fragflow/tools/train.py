@@ -14,7 +14,7 @@ from fragflow.errors import ConfigError, unknown
 from fragflow.graph.split import Options
 from fragflow.policies import Deployment, Policy
 from fragflow.run import Experiment, Outcome, RuntimeName, run
-from fragflow.runtime.devices import prepare_devices
+from fragflow.runtime.devices import compute_in_calling_thread, prepare_devices
 from fragflow.tools import names
 from fragflow.tools.cache import use_compilation_cache
 from fragflow.tools.evaluate import evaluator_for
@@ -128,6 +128,8 @@ def train(
     try:
         if runtime == "local":
             # Before the environment is made: that may start JAX, which then keeps its devices.
+            if names.runs_on_host(env):
+                compute_in_calling_thread()
             prepare_devices(chosen_policy, deployment)
         problem = use_compilation_cache()
         if problem:
