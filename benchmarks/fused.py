@@ -7,18 +7,24 @@
 """
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
-import venv
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import measure
-from measure import HERE, Worker, as_data, interleaved, median, median_of_ratios, print_table
+from measure import (
+    HERE,
+    Worker,
+    as_data,
+    cache,
+    interleaved,
+    median,
+    median_of_ratios,
+    print_table,
+    rival_python,
+)
 
 RIVAL = ("rejax==0.1.3", "gymnax==0.0.9", "jax==0.10.2", "flax==0.12.8")
 NAMING = ("parameter", "get-tuple-element", "tuple")
@@ -33,7 +39,7 @@ def main() -> None:
         return
     results: dict[str, Any] = {"machine": measure.machine(), "network": "tanh 64-64, 2 towers"}
     if "rival" in options.only:
-        python = _rival_python(options.venv)
+        python = rival_python(options.venv, RIVAL)
         results["rival"] = [_rival(python, envs, options) for envs in options.envs]
     if "free" in options.only:
         results["free"] = _free(max(options.repeats, options.free_repeats))
@@ -54,7 +60,7 @@ def _options() -> argparse.Namespace:
     add("--steps", type=int, default=524_288, help="environment steps per sample in part 1")
     add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts to run")
     add("--json", type=Path, help="where to write the results as data")
-    add("--venv", type=Path, default=_cache() / "rejax", help="where the rival is installed")
+    add("--venv", type=Path, default=cache() / "rejax", help="where the rival is installed")
     add("--worker", choices=("rival", "free", "coarse", "compile"), help=argparse.SUPPRESS)
     add("--by-hand", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -62,11 +68,6 @@ def _options() -> argparse.Namespace:
         if options.steps % (128 * envs):
             parser.error(f"--steps must be a multiple of 128 x {envs}")
     return options
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "fragflow" / "benchmarks"
 
 
 # Part 1
@@ -108,20 +109,6 @@ def _rival(python: str, envs: int, options: argparse.Namespace) -> dict[str, Any
         },
         **as_data(samples),
     }
-
-
-def _rival_python(folder: Path) -> str:
-    """The interpreter of the rival's own environment, which is made if need be."""
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    done = folder / "installed.txt"
-    wanted = "\n".join(RIVAL)
-    if not done.exists() or done.read_text(encoding="utf-8") != wanted:
-        print(f"installing {' '.join(RIVAL)}", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *RIVAL]
-        subprocess.run([str(part) for part in install], check=True)
-        done.write_text(wanted, encoding="utf-8")
-    return str(python)
 
 
 def _extremes(samples: list[measure.Sample]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,6 +76,26 @@ class Worker:
             if word.strip() == expected:
                 return rest
         raise SystemExit(f"{self._process.args} ended without the answer {expected!r}")
+
+
+def cache() -> Path:
+    """Where rivals are installed."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "fragflow" / "benchmarks"
+
+
+def rival_python(folder: Path, requirements: Sequence[str]) -> str:
+    """The interpreter of a rival's own environment, which is made if need be."""
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    done = folder / "installed.txt"
+    wanted = "\n".join(requirements)
+    if not done.exists() or done.read_text(encoding="utf-8") != wanted:
+        print(f"installing {' '.join(requirements)}", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([str(part) for part in [*install, *requirements]], check=True)
+        done.write_text(wanted, encoding="utf-8")
+    return str(python)
 
 
 def timed(run: Callable[[], object], pid: int | None = None) -> Sample:

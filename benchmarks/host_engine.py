@@ -1,0 +1,124 @@
+"""What `host_envs.py` runs of fragflow: PPO on the host, and its parts written by hand."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fragflow import ops, run
+from fragflow.algorithms.ppo import PPO, Batch, Learner, Rollout
+from fragflow.api.vector import Environments
+from fragflow.environments import make_environment
+from fragflow.graph.cut import cut, traced
+from fragflow.policies.named import named_policy
+from fragflow.policies.policy import Deployment
+from fragflow.runtime.devices import compute_in_calling_thread
+
+
+class HostEngine:
+    """PPO under single-learner-coarse with one worker, built as `fragflow.run.run` builds it."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        num_envs: int,
+        rollout: int,
+        settings: Mapping[str, Any],
+    ):
+        compute_in_calling_thread()
+        self.ppo = PPO(rollout_length=rollout, **settings)
+        self.environment = make_environment(name, **arguments)
+        self.num_envs, self.rollout = num_envs, rollout
+        experiment = run.Experiment(
+            algorithm=self.ppo,
+            environment=self.environment,
+            num_envs=num_envs,
+            total_steps=2**30,
+        )
+        source = traced(self.ppo, self.environment, num_envs)
+        fdg = cut(source, named_policy("single-learner-coarse"), Deployment(workers=1))
+        self._ready = run._prepare_local(experiment, source, fdg, False, run.Silent(), 120.0)
+        self._done = 0
+
+    def advance(self, iterations: int) -> None:
+        self._ready.engine.run(self._done, iterations)
+        self._done += iterations
+
+    def parts(self) -> dict[str, Callable[[], object]]:
+        """One iteration's stepping, inference and learning, each by itself."""
+        pool = self.environment.open(range(self.num_envs))
+        obs = pool.reset(np.arange(self.num_envs))
+        rng = np.random.default_rng(0)
+        shape = (self.num_envs, *self.environment.action.shape)
+        actions = rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+        state = self._ready.state()
+        key = jax.random.key(0)
+        ids = jnp.arange(self.num_envs, dtype=jnp.int32)
+        keys = Environments(self.environment, ids, self.num_envs).keys(key, self.rollout)
+        actor, seen = state.params["actor"], state.params.get("seen")
+
+        @jax.jit
+        def act(obs: Any, t: Any) -> Any:
+            return self.ppo.act(actor, seen, obs, keys[t], self.environment.action)
+
+        rows = (self.rollout, self.num_envs)
+        noise = rng.normal(size=(*rows, *obs.shape[1:])).astype(np.float32)
+        flags = np.zeros(rows, np.bool_)
+        rollout = Rollout(
+            obs=noise,
+            action=np.broadcast_to(actions, (*rows, *shape[1:])),
+            log_prob=np.zeros(rows, np.float32),
+            next_obs=noise,
+            reward=np.ones(rows, np.float32),
+            terminated=flags,
+            truncated=flags,
+            mask=~flags,
+        )
+        learn = jax.jit(self._learning(key)).lower(state, rollout).compile()
+
+        def step() -> None:
+            for _ in range(self.rollout):
+                pool.step(actions)
+
+        def infer() -> None:
+            for t in range(self.rollout):
+                np.asarray(act(obs, t)[1])
+
+        return {
+            "raw stepping": step,
+            "inference": infer,
+            "learning": lambda: jax.block_until_ready(learn(state, rollout)),
+        }
+
+    def _learning(self, key: jax.Array) -> Callable[[Any, Rollout], Any]:
+        """The learner's half of an iteration as anyone would write it for `jax.jit`."""
+        ppo = self.ppo
+
+        def learn(state: Any, rollout: Rollout) -> Any:
+            networks = {name: state.params[name] for name in ("actor", "critic")}
+            seen = state.params.get("seen")
+            values = ppo.values(networks["critic"], seen, rollout.obs, rollout.next_obs)
+            estimates = ppo.advantages(rollout, values, state.squared_return)
+            batch = Batch(
+                obs=values.obs,
+                action=rollout.action,
+                log_prob=rollout.log_prob,
+                value=values.now,
+                advantage=estimates.advantage,
+                target=estimates.target,
+            )
+
+            def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, Any]:
+                grads, info = ppo.gradient(learner.params, batch, rows)
+                learner, norm = ppo.update(learner, grads, jnp.float32(1.0))
+                return learner, (info, norm)
+
+            rows = ops.time_minibatches(key, self.rollout, ppo.epochs, ppo.minibatches)
+            learner, info = lax.scan(minibatch, Learner(networks, state.optimiser), rows)
+            return learner, info, estimates.squared_return
+
+        return learn
