@@ -11,7 +11,7 @@ import numpy as np
 
 from fragflow.api.host import HostBatch, HostStep
 from fragflow.api.spaces import Space
-from fragflow.environments.gymnasium import space_of
+from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError, did_you_mean
 
 

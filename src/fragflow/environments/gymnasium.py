@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fragflow.api.host import HostBatch, HostStep
-from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.api.spaces import Space
+from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.environments.processes import ProcessBatch, default_processes
 from fragflow.environments.stepping import Arrays, make_environment, reset_all, step_all
 from fragflow.errors import ConfigError, unknown
@@ -174,39 +175,3 @@ def _is_slow(env: Any, count: int) -> bool:
 
 def _gymnasium() -> Any:
     return importlib.import_module("gymnasium")
-
-
-def space_of(name: str, what: str, space: Any) -> Space:
-    """A Gymnasium space as ours."""
-    match type(space).__name__:
-        case "Discrete":
-            if int(space.start) != 0:
-                raise ConfigError(
-                    f"{name} has {what} that count from {space.start}: only counting from 0 is "
-                    "supported"
-                )
-            return Discrete(n=int(space.n))
-        case "Box":
-            return Box(
-                shape=tuple(space.shape),
-                dtype=_dtype(space.dtype),
-                low=_bound(space.low),
-                high=_bound(space.high),
-            )
-        case other:
-            raise ConfigError(
-                f"{name} has {what} of type {other}: only Box and Discrete are supported"
-            )
-
-
-def _dtype(dtype: Any) -> str:
-    """JAX computes in 32 bits."""
-    name = np.dtype(dtype).name
-    return {"float64": "float32", "int64": "int32"}.get(name, name)
-
-
-def _bound(bound: np.ndarray) -> float | tuple[float, ...]:
-    array = np.asarray(bound, np.float64)
-    if np.all(array == array.flat[0]):
-        return float(array.flat[0])
-    return tuple(array.ravel().tolist())

@@ -1,0 +1,44 @@
+"""Spaces of Gymnasium, which other libraries use too, as ours."""
+
+from typing import Any
+
+import numpy as np
+
+from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.errors import ConfigError
+
+
+def space_of(name: str, what: str, space: Any) -> Space:
+    """A Gymnasium space as ours."""
+    match type(space).__name__:
+        case "Discrete":
+            if int(space.start) != 0:
+                raise ConfigError(
+                    f"{name} has {what} that count from {space.start}: only counting from 0 is "
+                    "supported"
+                )
+            return Discrete(n=int(space.n))
+        case "Box":
+            return Box(
+                shape=tuple(space.shape),
+                dtype=_dtype(space.dtype),
+                low=_bound(space.low),
+                high=_bound(space.high),
+            )
+        case other:
+            raise ConfigError(
+                f"{name} has {what} of type {other}: only Box and Discrete are supported"
+            )
+
+
+def _dtype(dtype: Any) -> str:
+    """JAX computes in 32 bits."""
+    name = np.dtype(dtype).name
+    return {"float64": "float32", "int64": "int32"}.get(name, name)
+
+
+def _bound(bound: np.ndarray) -> float | tuple[float, ...]:
+    array = np.asarray(bound, np.float64)
+    if np.all(array == array.flat[0]):
+        return float(array.flat[0])
+    return tuple(array.ravel().tolist())
