@@ -67,6 +67,12 @@ def test_truncated_episode_restarts_and_keeps_its_last_observation() -> None:
     np.testing.assert_array_equal(state.finished.return_sum, 3.0)
 
 
+def test_names_are_gymnaxs() -> None:
+    from gymnax.registration import registered_envs
+
+    assert list(gymnax.names()) == list(registered_envs)
+
+
 def test_fallen_pole_terminates() -> None:
     env = batch(make_environment("CartPole-v1"), range(3), 3)
 

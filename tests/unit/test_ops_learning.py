@@ -10,6 +10,7 @@ import pytest
 from fragflow import ops
 from fragflow.api import Box, Discrete
 from fragflow.errors import ConfigError
+from fragflow.ops.images import convolution_init, convolve
 
 
 def test_minibatches_visit_every_step_once_per_epoch_in_a_new_order() -> None:
@@ -94,3 +95,31 @@ def test_network_starts_with_an_almost_uniform_policy() -> None:
 def test_network_tells_which_actions_it_can_make() -> None:
     with pytest.raises(ConfigError, match=r"shape \(2, 3\)"):
         ops.MLPActorCritic().init(jax.random.key(0), Box(shape=(4,)), Box(shape=(2, 3)))
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 4), (10, 10, 4)])
+def test_images_give_the_same_features_in_either_order_and_type(shape: tuple[int, ...]) -> None:
+    layers, features = convolution_init(jax.random.key(0), shape)
+    images = jax.random.randint(jax.random.key(1), (2, 3, *shape), 0, 256).astype(jnp.uint8)
+    expected = convolve(layers, images)
+    assert expected.shape == (2, 3, features)
+    np.testing.assert_array_equal(convolve(layers, jnp.moveaxis(images, -1, 2)), expected)
+    np.testing.assert_array_equal(convolve(layers, images.astype(jnp.float32) / 255.0), expected)
+    again, _ = convolution_init(jax.random.key(0), (shape[2], *shape[:2]))
+    assert jax.tree.map(jnp.shape, again) == jax.tree.map(jnp.shape, layers)
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 4), (50, 41, 3), (10, 10, 4)])
+def test_convolutions_equal_xlas(shape: tuple[int, ...]) -> None:
+    layers, features = convolution_init(jax.random.key(0), shape)
+    x = jax.random.uniform(jax.random.key(1), (6, *shape))
+    ours = convolve(layers, x)
+    assert ours.shape == (6, features)
+    for layer in layers:
+        stride = {8: 4, 4: 2, 3: 1}[layer["kernel"].shape[0]]
+        x = jax.lax.conv_general_dilated(
+            *(x, layer["kernel"], (stride, stride), "VALID"),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        x = jax.nn.relu(x + layer["bias"])
+    np.testing.assert_allclose(ours, x.reshape(6, -1), rtol=1e-4, atol=1e-5)

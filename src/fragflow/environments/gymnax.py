@@ -19,6 +19,37 @@ from fragflow.errors import ConfigError, unknown
 _DRAWING = ("matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn")
 
 
+# Known without importing gymnax, which starts JAX and so fixes the number of its devices.
+NAMES = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Asterix-MinAtar",
+    "Breakout-MinAtar",
+    "Freeway-MinAtar",
+    "Seaquest-MinAtar",
+    "SpaceInvaders-MinAtar",
+    "Catch-bsuite",
+    "DeepSea-bsuite",
+    "MemoryChain-bsuite",
+    "UmbrellaChain-bsuite",
+    "DiscountingChain-bsuite",
+    "MNISTBandit-bsuite",
+    "SimpleBandit-bsuite",
+    "FourRooms-misc",
+    "MetaMaze-misc",
+    "PointRobot-misc",
+    "BernoulliBandit-misc",
+    "GaussianBandit-misc",
+    "Reacher-misc",
+    "Swimmer-misc",
+    "Pong-misc",
+    "FrozenLake-misc",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class GymnaxEnvironment:
     """One gymnax environment with fixed parameters."""
@@ -65,7 +96,7 @@ def make(name: str, **arguments: Any) -> GymnaxEnvironment:
 
 def names() -> tuple[str, ...]:
     """Every environment that `make` knows."""
-    return tuple(_registration().registered_envs)
+    return NAMES
 
 
 def _space(name: str, what: str, space: Any) -> Space:

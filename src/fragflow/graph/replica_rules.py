@@ -228,6 +228,24 @@ def dot_general(pair: Pair, kinds: Kinds) -> Kind:
     return mixed("multiplies environments with one another", pair.line)
 
 
+def convolution(pair: Pair, kinds: Kinds) -> Kind:
+    """Rows of images with one kernel; or, in a gradient, a sum over images by their kernels."""
+    numbers = pair.params["dimension_numbers"]
+    (lhs_rows, lhs_features), (_, rhs_features) = numbers.lhs_spec[:2], numbers.rhs_spec[:2]
+    lhs, rhs = kinds
+    groups = pair.params["feature_group_count"], pair.params["batch_group_count"]
+    if Tag.VARYING not in (lhs.tag, rhs.tag):
+        return same_class(pair, kinds) or UNIFORM
+    if groups == (1, 1):
+        degree = lhs.degree + rhs.degree
+        if rhs.tag is Tag.UNIFORM and lhs.axis == lhs_rows:
+            return replace(lhs, axis=numbers.out_spec[0], degree=degree, flexible=False)
+        both = lhs.tag is rhs.tag is Tag.VARYING
+        if both and (lhs.axis, rhs.axis) == (lhs_features, rhs_features):
+            return partial(pair.line, degree=degree + 1)
+    return mixed("convolves environments with one another", pair.line)
+
+
 def unknown_primitive(pair: Pair, kinds: Kinds) -> Kind | list[Kind]:
     bad = first_mixed(kinds)
     if bad is not None:
@@ -303,6 +321,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("reduce_prod", "reduce_and", "reduce_or", "reduce_xor"), reduction("other")),
     **dict.fromkeys(("argmax", "argmin"), reduction("other")),
     "dot_general": dot_general,
+    "conv_general_dilated": convolution,
     "all_reduce": all_reduce,
     "host_call": host_call,
 }

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fragflow.api.spaces import Box, Discrete, Space
 from fragflow.errors import ConfigError
 from fragflow.ops.distributions import Categorical, Distribution, Normal
+from fragflow.ops.images import convolution_init, convolve, is_image
 
 Params = dict[str, Any]
 
@@ -40,7 +41,7 @@ class ActorCriticNetwork(Protocol):
 
 @dataclass(frozen=True)
 class MLPActorCritic:
-    """Two separate towers of tanh layers, initialised as is usual for PPO.
+    """Two separate towers of tanh layers, behind convolutions where observations are images.
 
     Orthogonal weights, a policy that starts almost uniform, a standard deviation that does not
     depend on the observation (Andrychowicz et al. 2021; Huang et al. 2022).
@@ -51,19 +52,27 @@ class MLPActorCritic:
     def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
         actor_key, critic_key = jax.random.split(key)
         outputs = action.n if isinstance(action, Discrete) else _vector_size(action)
-        actor: Params = {"layers": self._tower(actor_key, observation, outputs, 0.01)}
+        actor = self._tower(actor_key, observation, outputs, 0.01)
         if isinstance(action, Box):
             actor["log_std"] = jnp.zeros(action.shape, jnp.float32)
-        return {"actor": actor, "critic": {"layers": self._tower(critic_key, observation, 1, 1.0)}}
+        return {"actor": actor, "critic": self._tower(critic_key, observation, 1, 1.0)}
 
     def policy(self, actor: Params, obs: jax.Array) -> Distribution:
-        output = _apply(actor["layers"], obs)
+        output = _apply(actor, obs)
         return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
 
     def value(self, critic: Params, obs: jax.Array) -> jax.Array:
-        return _apply(critic["layers"], obs)[..., 0]
+        return _apply(critic, obs)[..., 0]
 
-    def _tower(
+    def _tower(self, key: jax.Array, observation: Space, outputs: int, scale: float) -> Params:
+        if is_image(observation.shape):
+            image_key, key = jax.random.split(key)
+            convolutions, features = convolution_init(image_key, observation.shape)
+            layers = self._layers(key, Box(shape=(features,)), outputs, scale)
+            return {"convolutions": convolutions, "layers": layers}
+        return {"layers": self._layers(key, observation, outputs, scale)}
+
+    def _layers(
         self, key: jax.Array, observation: Space, outputs: int, scale: float
     ) -> list[Params]:
         sizes = (*self.hidden, outputs)
@@ -81,7 +90,10 @@ class MLPActorCritic:
         return layers
 
 
-def _apply(layers: list[Params], obs: jax.Array) -> jax.Array:
+def _apply(tower: Params, obs: jax.Array) -> jax.Array:
+    layers = tower["layers"]
+    if "convolutions" in tower:
+        obs = convolve(tower["convolutions"], obs)
     x = _first(layers[0], obs)
     for layer in layers[1:]:
         x = _linear(layer["kernel"], layer["bias"], jnp.tanh(x))
