@@ -21,15 +21,16 @@ ON_HOST = frozenset({"gymnasium", "envpool"})
 
 def make_environment(name: str, **arguments: Any) -> Any:
     """The environment `library:name`, or just `name`; `arguments` are its own settings."""
-    return _adapter(library_of(name)).make(name.rpartition(":")[2], **arguments)
+    library = library_of(name)
+    return _adapter(library).make(name.removeprefix(f"{library}:"), **arguments)
 
 
 def library_of(name: str) -> str:
     """Whose environment `name` is: what it says, or the first library that knows it."""
-    library, _, rest = name.rpartition(":")
-    if library:
+    library, colon, _ = name.partition(":")
+    if colon:
         return library
-    return next((known for known in BARE if rest in _adapter(known).names()), BARE[0])
+    return next((known for known in BARE if name in _adapter(known).names()), BARE[0])
 
 
 def environment_names() -> tuple[str, ...]:

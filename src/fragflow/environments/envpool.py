@@ -4,7 +4,8 @@ import dataclasses
 import importlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,10 @@ class EnvpoolBatch:
             seed=[int(seed) for seed in seeds],
             **dict(e.arguments),
         )
-        self._action_type = self._pool.action_space.dtype
         self._was_done = np.zeros(self._count, np.bool_)
-        obs, _ = self._pool.reset()
+        with _quietly():
+            self._action_type = self._pool.action_space.dtype
+            obs, _ = self._pool.reset()
         return obs.astype(self._obs_type)
 
     def step(self, action: np.ndarray) -> HostStep:
@@ -83,8 +85,9 @@ def make(name: str, *, threads: int | None = None, **arguments: Any) -> EnvpoolE
         pool = _make(name, num_envs=1, num_threads=1, **arguments)
     except TypeError as error:
         raise ConfigError(f"cannot make {name}: {error}") from error
-    observation = space_of(name, "observations", pool.observation_space)
-    action = space_of(name, "actions", pool.action_space)
+    with _quietly():
+        observation = space_of(name, "observations", pool.observation_space)
+        action = space_of(name, "actions", pool.action_space)
     pool.close()
     identity = tuple(sorted(arguments.items()))
     return EnvpoolEnvironment(name, identity, threads or os.cpu_count() or 1, observation, action)
@@ -96,10 +99,16 @@ def names() -> tuple[str, ...]:
 
 
 def _make(name: str, **settings: Any) -> Any:
-    with warnings.catch_warnings():
-        # Bounds in 64 bits are told in 32.
-        warnings.filterwarnings("ignore", ".*precision lowered.*")
+    with _quietly():
         return _envpool().make(name, env_type="gymnasium", **settings)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without warnings that bounds in 64 bits are told in 32."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*precision lowered.*")
+        yield
 
 
 def _envpool() -> Any:

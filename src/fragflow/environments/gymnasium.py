@@ -13,7 +13,7 @@ from fragflow.api.spaces import Space
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.environments.processes import ProcessBatch, default_processes
 from fragflow.environments.stepping import Arrays, make_environment, reset_all, step_all
-from fragflow.errors import ConfigError, unknown
+from fragflow.errors import ConfigError, did_you_mean, unknown
 
 VECTORIZATIONS = ("auto", "vector", "sync", "process")
 PROBE_STEPS = 64
@@ -118,21 +118,22 @@ class VectorBatch:
 
 
 def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> GymnasiumEnvironment:
-    """The environment registered as `name`; `arguments` go to `gymnasium.make`."""
-    gym = _gymnasium()
+    """The environment registered as `name`; `arguments` go to `gymnasium.make`.
+
+    `module:name` imports the module first, which registers it.
+    """
     if vectorization not in VECTORIZATIONS:
         raise ConfigError(unknown("vectorization", vectorization, VECTORIZATIONS))
-    if name not in gym.registry:
-        raise ConfigError(unknown("Gymnasium environment", name, gym.registry))
+    spec = _spec(name)
     env = _one(name, arguments)
     try:
         observation = space_of(name, "observations", env.observation_space)
         action = space_of(name, "actions", env.action_space)
     finally:
         env.close()
-    if vectorization == "vector" and not gym.spec(name).vector_entry_point:
+    if vectorization == "vector" and not spec.vector_entry_point:
         raise ConfigError(f"{name} has no implementation for many at once: use vectorization=sync")
-    if vectorization == "auto" and gym.spec(name).vector_entry_point:
+    if vectorization == "auto" and spec.vector_entry_point:
         vectorization = "vector"
     identity = tuple(sorted(arguments.items()))
     return GymnasiumEnvironment(name, identity, vectorization, observation, action)
@@ -141,6 +142,19 @@ def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> Gymnasi
 def names() -> tuple[str, ...]:
     """Every environment that `make` knows, in its newest version."""
     return tuple(_gymnasium().registry)
+
+
+def _spec(name: str) -> Any:
+    gym = _gymnasium()
+    module, _, rest = name.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gym.spec(rest)
+    except (gym.error.Error, ImportError) as error:
+        known = [word for word in gym.registry if not word.startswith("Gym")]
+        hint = did_you_mean(name, known) if ":" not in name else f" {error}"
+        raise ConfigError(f"unknown Gymnasium environment {name!r}.{hint}") from error
 
 
 def _one(name: str, arguments: dict[str, Any]) -> Any:

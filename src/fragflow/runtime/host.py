@@ -172,9 +172,12 @@ class HostPool:
     def _fault(self, method: str, error: Exception) -> FragflowError:
         if isinstance(error, FragflowError):
             return error
-        last = "".join(traceback.format_exception_only(error)).strip()
         index = getattr(error, "environment_index", None)
-        which = f"environment {self.ids[index]}" if index is not None else "an environment"
+        if index is not None:
+            which, last = f"environment {self.ids[index]}", str(error)
+        else:
+            which = "an environment"
+            last = "".join(traceback.format_exception_only(error)).strip()
         return EnvironmentFault(
             f"{self._environment.name}: {which} failed in {method} at step {self._steps}: {last}"
         )

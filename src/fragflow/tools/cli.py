@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fragflow.errors import ConfigError, FragflowError, did_you_mean
-from fragflow.tools.commands import EVAL, HELP, SHOW, TRAIN
+from fragflow.tools.commands import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.options import (
     Group,
     first_line,
@@ -48,6 +48,7 @@ def _dispatch(words: list[str]) -> int:
         "train": _train,
         "show": _show,
         "eval": _eval,
+        "check": _check,
         "list": _list,
     }
     if not words or words[0] in ("-h", "--help", "help"):
@@ -175,6 +176,31 @@ def _eval(words: list[str]) -> int:
     if cut:
         print(f"{cut} episodes did not end by themselves and were cut off")
     return 0
+
+
+def _check(words: list[str]) -> int:
+    env, rest = _split_positional(words, CHECK)
+    values = parse(
+        "fragflow check ENV",
+        "Play an environment and report where it breaks its contract. Exit code 1 if it does.",
+        CHECK,
+        rest,
+    )
+    if env is None:
+        raise ConfigError("which environment? `fragflow check ENV`; `fragflow list` shows some")
+    if values["steps"] < 1:
+        raise ConfigError(f"steps is {values['steps']}: expected at least 1")
+    from fragflow.tools import names
+    from fragflow.tools.check import Checker
+
+    environment = names.find_environment(env, names.parse_arguments(values["env_arg"]))
+    print(f"{env}: observations {environment.observation}, actions {environment.action}")
+    findings = Checker(environment, values["steps"]).run()
+    for finding in findings:
+        print(f"  {finding.verdict:<5} {finding.rule}{': ' * bool(finding.text)}{finding.text}")
+    failed = sum(finding.verdict == "FAIL" for finding in findings)
+    print(f"{failed} of {len(findings)} rules broken" if failed else "keeps the contract")
+    return 1 if failed else 0
 
 
 def _list(words: list[str]) -> int:

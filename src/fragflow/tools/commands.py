@@ -13,6 +13,7 @@ commands:
   train ALGO --env ENV   train an agent; keeps a run directory
   show ALGO --env ENV    print the fragments a policy makes of an algorithm
   eval RUN               play episodes with a trained agent
+  check ENV              play an environment and report where it breaks its contract
   list                   print the algorithms, environments and policies there are
 
 options:
@@ -192,6 +193,16 @@ EVAL = (
                 help="the run's environment, if it is your own",
                 shown_default="optional",
             ),
+        ),
+    ),
+)
+
+CHECK = (
+    Group(
+        title="check",
+        options=(
+            EXPERIMENT[1],
+            Option(name="steps", kind=int, metavar="N", default=1000, help="how many to play"),
         ),
     ),
 )

@@ -75,7 +75,7 @@ def is_builtin_environment(name: str) -> bool:
     """Whether `name` is for the built-in adapters to understand, not a `module:attribute`."""
     from fragflow.environments import ADAPTERS
 
-    library, colon, _ = name.rpartition(":")
+    library, colon, _ = name.partition(":")
     return not colon or library in ADAPTERS
 
 
@@ -85,6 +85,8 @@ def find_environment(name: str, arguments: Mapping[str, Any] | None = None) -> A
     from fragflow.environments import ADAPTERS, environment_names, make_environment
 
     if is_builtin_environment(name):
+        if name.count(":") > 1:
+            _find_modules_here()
         try:
             return make_environment(name, **(arguments or {}))
         except ConfigError as error:
@@ -151,14 +153,18 @@ def find_policy(policy: Any, env: Any) -> Policy:
     return found
 
 
+def _find_modules_here() -> None:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
 def import_attribute(kind: str, name: str, error: type[FragflowError]) -> Any:
     """What `module:attribute` names; modules of the current directory are found too."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise error(f"{kind} {name!r}: expected a name, or module:attribute for one of your own")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    _find_modules_here()
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as missing:

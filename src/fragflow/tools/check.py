@@ -1,0 +1,255 @@
+"""`fragflow check ENV`: whether an environment keeps its contract, found by playing it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow.api import Box, Discrete, HostEnvironment, Space
+from fragflow.api.host import Host, HostStep
+from fragflow.api.vector import Environments
+from fragflow.errors import EnvironmentFault
+from fragflow.runtime.host import HostPool
+
+NUM_ENVS = 3
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one rule found."""
+
+    rule: str
+    verdict: str
+    """ok, note or FAIL"""
+    text: str
+
+
+class Player(Protocol):
+    """Some environments, played from Python."""
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray: ...
+    def step(self, action: np.ndarray) -> HostStep: ...
+    def close(self) -> None: ...
+
+
+class HostPlayer:
+    """Environments on the host, through the checks that every run makes."""
+
+    def __init__(self, environment: HostEnvironment, count: int):
+        self._pool = HostPool(Host(environment), range(count))
+        self._record = np.zeros((count, 5), np.float32)
+        self._ticket = np.zeros(count, np.int32)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        keys = np.array([[seed, 0] for seed in seeds], np.uint32)
+        (obs,) = self._pool.call("reset", keys)
+        return obs
+
+    def step(self, action: np.ndarray) -> HostStep:
+        answer = self._pool.call("step", self._ticket, self._record, action)
+        self._ticket, self._record = answer[:2]
+        return HostStep(*answer[2:])
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class JaxPlayer:
+    """Environments that are JAX programs, batched and restarted as in a run."""
+
+    def __init__(self, environment: Any, count: int):
+        environments = Environments(environment, jnp.arange(count, dtype=jnp.int32), count)
+        self._reset = jax.jit(environments._reset)
+        self._step = jax.jit(environments.step)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        keys = jax.vmap(jax.random.key)(jnp.array(seeds))
+        self._state, timestep = self._reset(keys)
+        return np.asarray(timestep.obs)
+
+    def step(self, action: np.ndarray) -> HostStep:
+        self._state, timestep = self._step(self._state, jnp.asarray(action))
+        return HostStep(*(None if leaf is None else np.asarray(leaf) for leaf in timestep))  # pyright: ignore[reportArgumentType]
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Checker:
+    """Plays an environment and applies one rule after the other."""
+
+    environment: Any
+    steps: int = 1000
+    findings: list[Finding] = field(default_factory=list)
+
+    def run(self) -> list[Finding]:
+        rules: list[tuple[str, Callable[[], Iterator[str]]]] = [
+            ("types and shapes", self._types),
+            ("ranges", self._ranges),
+            ("new episodes", self._episodes),
+            ("determinism", self._determinism),
+            ("independence", self._independence),
+        ]
+        for name, rule in rules:
+            try:
+                problems = list(rule())
+            except EnvironmentFault as fault:
+                problems = [f"FAIL {fault}"]
+            except Exception as error:
+                problems = [f"FAIL {type(error).__name__}: {error}"]
+            verdict, text = "ok", ""
+            for problem in problems:
+                word, _, rest = problem.partition(" ")
+                if verdict != "FAIL":
+                    verdict, text = word, rest
+            self.findings.append(Finding(name, verdict, text))
+            if verdict == "FAIL" and name == "types and shapes":
+                break  # nothing else can be tried
+        return self.findings
+
+    def _player(self, count: int = NUM_ENVS) -> Player:
+        is_host = isinstance(self.environment, HostEnvironment)
+        return (HostPlayer if is_host else JaxPlayer)(self.environment, count)
+
+    def _play(
+        self, seeds: Sequence[int], steps: int, rows: Sequence[int] | None = None
+    ) -> tuple[np.ndarray, list[HostStep]]:
+        """Random actions, the same for the same environment in any batch."""
+        player = self._player(len(seeds))
+        rng = np.random.default_rng(0)
+        try:
+            first = player.reset(seeds)
+            answers = []
+            for _ in range(steps):
+                action = sample(self.environment.action, rng, NUM_ENVS)
+                answers.append(player.step(action if rows is None else action[list(rows)]))
+            return first, answers
+        finally:
+            player.close()
+
+    def _types(self) -> Iterator[str]:
+        space = self.environment.observation
+        first, answers = self._play(range(NUM_ENVS), min(self.steps, 10))
+        expected = (NUM_ENVS, *space.shape)
+        for what, obs in [
+            ("reset", first),
+            *((f"step {t + 1}", a.obs) for t, a in _count(answers)),
+        ]:
+            if obs.shape != expected or obs.dtype != space.dtype:
+                yield (
+                    f"FAIL {what} gives observations {obs.dtype}{list(obs.shape)}, expected "
+                    f"{space.dtype}{list(expected)}"
+                )
+
+    def _ranges(self) -> Iterator[str]:
+        first, answers = self._play(range(NUM_ENVS), self.steps)
+        space = self.environment.observation
+        observed = [("reset", first), *((f"step {t + 1}", a.next_obs) for t, a in _count(answers))]
+        for what, obs in observed:
+            if not np.isfinite(obs.astype(np.float64)).all():
+                yield f"FAIL an observation of {what} is NaN or infinite"
+            outside = _outside(space, obs)
+            if outside is not None:
+                yield f"FAIL an observation of {what} is {outside}, outside of {_words(space)}"
+        for t, answer in _count(answers):
+            if not np.isfinite(answer.reward).all():
+                yield f"FAIL the reward of step {t + 1} is NaN or infinite"
+
+    def _episodes(self) -> Iterator[str]:
+        _, answers = self._play(range(NUM_ENVS), self.steps)
+        ends = 0
+        for t, answer in _count(answers):
+            both = answer.terminated & answer.truncated
+            if both.any():
+                yield f"FAIL step {t + 1} is both terminated and truncated"
+            done = answer.terminated | answer.truncated
+            ends += int(done.sum())
+            if answer.mask is None:
+                same = np.array(
+                    [np.array_equal(a, b) for a, b in zip(answer.obs, answer.next_obs, strict=True)]
+                )
+                if (same & done).any():
+                    yield (
+                        f"FAIL an episode ends at step {t + 1}, but no new one starts: `obs` is "
+                        "still its last observation"
+                    )
+                if (~same & ~done).any():
+                    yield f"FAIL `obs` and `next_obs` differ at step {t + 1}, where no episode ends"
+        if not ends:
+            yield f"note no episode ended in {self.steps} steps; try more with --steps"
+
+    def _determinism(self) -> Iterator[str]:
+        steps = min(self.steps, 200)
+        one, again = self._play((1, 2, 3), steps), self._play((1, 2, 3), steps)
+        difference = _first_difference(one, again)
+        if difference:
+            yield f"FAIL the same seeds and actions give another {difference}"
+        other = self._play((4, 5, 6), steps)
+        if not _first_difference(one, other):
+            yield "note another seed gives the same episodes"
+
+    def _independence(self) -> Iterator[str]:
+        steps = min(self.steps, 200)
+        if not getattr(self.environment, "draws_apart", True):
+            yield (
+                "note environments of a batch draw random numbers together: results depend on how "
+                "they are spread over workers"
+            )
+            return
+        together = self._play((1, 2, 3), steps)
+        alone = self._play((2,), steps, rows=[1])
+        row = (together[0][1:2], [_row(answer, 1) for answer in together[1]])
+        difference = _first_difference(row, alone)
+        if difference:
+            yield f"FAIL an environment gives another {difference} when others share its batch"
+
+
+def sample(space: Space, rng: np.random.Generator, count: int) -> np.ndarray:
+    """Random actions; unbounded ones are drawn from a normal distribution."""
+    if isinstance(space, Discrete):
+        return rng.integers(0, space.n, count).astype(space.dtype)
+    low, high = (bound.astype(np.float64) for bound in space.bounds)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    uniform = rng.uniform(
+        np.where(bounded, low, 0.0), np.where(bounded, high, 1.0), (count, *space.shape)
+    )
+    return np.where(bounded, uniform, rng.normal(size=uniform.shape)).astype(space.dtype)
+
+
+def _count(answers: Sequence[HostStep]) -> Iterator[tuple[int, HostStep]]:
+    return enumerate(answers)
+
+
+def _row(answer: HostStep, k: int) -> HostStep:
+    return HostStep(*(None if leaf is None else leaf[k : k + 1] for leaf in answer))  # pyright: ignore[reportArgumentType]
+
+
+def _outside(space: Space, obs: np.ndarray) -> Any:
+    if isinstance(space, Box):
+        low, high = space.bounds
+        bad = (obs < low) | (obs > high)
+    else:
+        bad = (obs < 0) | (obs >= space.n)
+    return obs[bad].flat[0] if bad.any() else None
+
+
+def _words(space: Space) -> str:
+    return f"0 to {space.n - 1}" if isinstance(space, Discrete) else f"{space.low} to {space.high}"
+
+
+Episode = tuple[np.ndarray, list[HostStep]]
+
+
+def _first_difference(a: Episode, b: Episode) -> str | None:
+    if not np.array_equal(a[0], b[0]):
+        return "first observation"
+    for t, (x, y) in enumerate(zip(a[1], b[1], strict=True)):
+        for name in HostStep._fields:
+            left, right = getattr(x, name), getattr(y, name)
+            if left is not None and not np.array_equal(left, right):
+                return f"{name} at step {t + 1}"
+    return None
