@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from fragflow.api import Environment as Environment
     from fragflow.api import Environments as Environments
     from fragflow.api import EnvState as EnvState
+    from fragflow.api import HostBatch as HostBatch
+    from fragflow.api import HostEnvironment as HostEnvironment
+    from fragflow.api import HostStep as HostStep
     from fragflow.api import Metrics as Metrics
     from fragflow.api import Step as Step
     from fragflow.api import Timestep as Timestep
@@ -33,7 +36,18 @@ _HOMES = {
     "fragflow.tools.train": ("Result", "train"),
     "fragflow.api": (
         *("Algorithm", "Box", "Clock", "Discrete", "EnvState", "Environment", "Environments"),
-        *("Metrics", "Step", "Timestep", "all_max", "all_mean", "all_sum", "component"),
+        *(
+            "HostBatch",
+            "HostEnvironment",
+            "HostStep",
+            "Metrics",
+            "Step",
+            "Timestep",
+            "all_max",
+            "all_mean",
+            "all_sum",
+            "component",
+        ),
     ),
 }
 """The names above again, loaded at their first use: `fragflow --help` must not wait for JAX."""

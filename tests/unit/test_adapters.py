@@ -1,0 +1,115 @@
+"""EnvPool and Brax behind the same contracts; observations normalised like by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fragflow import ops
+from fragflow.algorithms.ppo import PPO
+from fragflow.environments import library_of, make_environment
+from fragflow.errors import ConfigError
+from fragflow.policies import named_policy
+from fragflow.run import Experiment, run
+
+
+def test_envpool_environments_depend_on_their_seed_alone():
+    environment = make_environment("envpool:CartPole-v1", threads=2)
+    assert environment.observation.dtype == "float32"
+
+    def play(seeds: list[int]) -> np.ndarray:
+        batch = environment.open(range(len(seeds)))
+        seen = [batch.reset(np.array(seeds))]
+        seen += [batch.step(np.full(len(seeds), t % 2)).obs for t in range(30)]
+        batch.close()
+        return np.stack(seen, 1)
+
+    np.testing.assert_array_equal(play([3, 4, 5])[1], play([4])[0])
+
+
+def test_envpool_masks_the_step_that_starts_an_episode():
+    batch = make_environment("envpool:CartPole-v1").open(range(3))
+    batch.reset(np.arange(3))
+    was_done = np.zeros(3, bool)
+    ends = 0
+    for _ in range(30):
+        step = batch.step(np.ones(3, np.int32))
+        np.testing.assert_array_equal(step.mask, ~was_done)
+        was_done = step.terminated | step.truncated
+        ends += was_done.sum()
+    assert ends >= 3
+    batch.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ppo_is_the_same_on_envpool_with_any_number_of_workers(workers):
+    def train(policy: str, count: int):
+        experiment = Experiment(
+            algorithm=PPO(rollout_length=16, epochs=1, normalise_observations=True),
+            environment=make_environment("envpool:HalfCheetah-v4", threads=1),
+            num_envs=8,
+            total_steps=256,
+            seed=1,
+        )
+        return run(experiment, named_policy(policy), workers=count)
+
+    alone = train("single-learner-coarse", 1)
+    other = train("single-learner-fine", workers)
+    for a, b in zip(
+        jax.tree.leaves(alone.state.params), jax.tree.leaves(other.state.params), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_statistics_of_observations_equal_those_of_all_at_once():
+    rng = np.random.default_rng(0)
+    chunks = [rng.normal(3.0, 2.0, (5, 4, 2)).astype(np.float32) for _ in range(3)]
+    statistics = ops.Statistics.of_nothing((2,))
+    for chunk in chunks:
+        statistics = ops.include(statistics, jnp.asarray(chunk), total=20)
+    rows = np.concatenate(chunks).reshape(-1, 2)
+    np.testing.assert_allclose(statistics.mean, rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(statistics.variance, rows.var(0), rtol=1e-4)
+    assert float(statistics.number) == 60.0
+    scaled = ops.normalise(statistics, jnp.asarray(rows))
+    np.testing.assert_allclose(scaled.std(0), 1.0, rtol=1e-3)
+    assert float(jnp.abs(ops.normalise(statistics, jnp.full(2, 1e9))).max()) == 10.0
+
+
+@pytest.mark.filterwarnings("ignore")  # Brax warns of itself
+def test_brax_episodes_end_at_their_limit():
+    environment = make_environment(
+        "brax:inverted_pendulum", episode_length=2, backend="generalized"
+    )
+
+    @jax.jit
+    def two_steps(key):
+        state, obs = environment.reset(key)
+        first = environment.step(state, jnp.zeros(1), key)
+        return obs, environment.step(first.state, jnp.zeros(1), key)
+
+    obs, step = two_steps(jax.random.key(0))
+    assert obs.shape == environment.observation.shape
+    assert bool(step.truncated) != bool(step.terminated)
+    with pytest.raises(ConfigError, match="Did you mean 'ant'"):
+        make_environment("brax:ants")
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("CartPole-v1", "gymnax"),
+        ("HalfCheetah-v5", "gymnasium"),
+        ("envpool:Pong-v5", "envpool"),
+        ("gymnasium:my.module:Own-v0", "gymnasium"),
+    ],
+)
+def test_whose_environment_a_name_is(name, library):
+    assert library_of(name) == library
+
+
+def test_a_space_that_is_not_supported_is_refused_by_name():
+    with pytest.raises(ConfigError, match="Blackjack-v1 has observations of type Tuple"):
+        make_environment("gymnasium:Blackjack-v1")
+    with pytest.raises(ConfigError, match="threads is 0"):
+        make_environment("envpool:CartPole-v1", threads=0)
