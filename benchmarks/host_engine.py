@@ -19,7 +19,7 @@ from fragflow.runtime.devices import compute_in_calling_thread
 
 
 class HostEngine:
-    """PPO under single-learner-coarse with one worker, built as `fragflow.run.run` builds it."""
+    """PPO under single-learner-coarse, built as `fragflow.run.run` builds it."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class HostEngine:
         num_envs: int,
         rollout: int,
         settings: Mapping[str, Any],
+        workers: int = 1,
     ):
         compute_in_calling_thread()
         self.ppo = PPO(rollout_length=rollout, **settings)
@@ -40,7 +41,7 @@ class HostEngine:
             total_steps=2**30,
         )
         source = traced(self.ppo, self.environment, num_envs)
-        fdg = cut(source, named_policy("single-learner-coarse"), Deployment(workers=1))
+        fdg = cut(source, named_policy("single-learner-coarse"), Deployment(workers=workers))
         self._ready = run._prepare_local(experiment, source, fdg, False, run.Silent(), 120.0)
         self._done = 0
 

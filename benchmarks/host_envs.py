@@ -98,10 +98,9 @@ def _cartpole(options: argparse.Namespace) -> dict[str, Any]:
 def _cheetah(options: argparse.Namespace) -> dict[str, Any]:
     steps = options.iterations * ITERATION
     settings = [w for k, v in CHEETAH_SETTINGS.items() for w in (f"--{k}", v)]
-    ours = Worker(
-        HERE / "host_envs.py",
-        *("--iterations", options.iterations, "--worker", f"envpool:{CHEETAH}", "threads=2"),
-    )
+    command = (HERE / "host_envs.py", "--iterations", options.iterations, "--worker")
+    ours = Worker(*command, f"envpool:{CHEETAH}", "threads=2")
+    halves = Worker(*command, f"envpool:{CHEETAH}", "threads=1", "workers=2")
     rival = Worker(
         HERE / "torch_ppo_worker.py",
         *("--env", CHEETAH, "--envs", ENVS, "--steps", steps, *settings),
@@ -111,13 +110,14 @@ def _cheetah(options: argparse.Namespace) -> dict[str, Any]:
     samples = interleaved(
         {
             "fragflow": lambda: ours.run("go"),
+            "fragflow, two half-batches": lambda: halves.run("go"),
             "PyTorch loop": lambda: rival.run("go"),
             **{part: (lambda p=part: ours.run(p)) for part in parts},
         },
         options.repeats,
     )
-    ours.close()
-    rival.close()
+    for worker in (ours, halves, rival):
+        worker.close()
     rates = {name: steps / median(all_) for name, all_ in samples.items()}
     bound = steps / sum(median(samples[part]) for part in parts)
     _table(
@@ -128,12 +128,15 @@ def _cheetah(options: argparse.Namespace) -> dict[str, Any]:
     )
     share, ratio = rates["fragflow"] / bound, rates["fragflow"] / rates["PyTorch loop"]
     print("  share of the bound", measure.verdict(share, 0.85, "", at_least=True))
+    halved = rates["fragflow, two half-batches"] / rates["fragflow"]
+    print(f"  two half-batches, one stepping while the other infers: {halved:.2f}x")
     print("  against the PyTorch loop", measure.verdict(ratio, 1.5, "x", at_least=True))
     print(f"  {measure.quiet(samples)}")
     return {
         "steps_per_second": rates,
         "bound": bound,
         "share_of_bound": share,
+        "half_batches": halved,
         "ratio": ratio,
         "versions": {"fragflow": ours.info["versions"], "PyTorch loop": rival.info["versions"]},
         **as_data(samples),
@@ -155,9 +158,10 @@ def _serve(name: str, arguments: dict[str, Any], options: argparse.Namespace) ->
 
     if "threads" in arguments:
         arguments["threads"] = int(arguments["threads"])
+    workers = int(arguments.pop("workers", 1))
     is_cheetah = CHEETAH in name
     settings = {"normalise_observations": True, **CHEETAH_SETTINGS} if is_cheetah else {}
-    engine = HostEngine(name, arguments, ENVS, ROLLOUT, settings)
+    engine = HostEngine(name, arguments, ENVS, ROLLOUT, settings, workers)
     runs: dict[str, Callable[[], object]] = {"go": lambda: engine.advance(options.iterations)}
     if is_cheetah:
         runs |= {

@@ -1,14 +1,17 @@
 """A rival's side of `host_envs.py`: PPO of RLlib, its environments in its own process."""
 
 import argparse
+import warnings
 from importlib.metadata import version
 
 import ray
 from measure import serve
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
 def main() -> None:
+    warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True, help="environment steps per order")
@@ -25,7 +28,11 @@ def main() -> None:
             num_epochs=4,
             lr=1e-3,
             grad_clip=0.5,
-            model={"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh"},
+        )
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False
+            )
         )
         .debugging(seed=0, log_level="ERROR")
     )
