@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fragflow.api import HostEnvironment as HostEnvironment
     from fragflow.api import HostStep as HostStep
     from fragflow.api import Metrics as Metrics
+    from fragflow.api import MultiDiscrete as MultiDiscrete
     from fragflow.api import Step as Step
     from fragflow.api import Timestep as Timestep
     from fragflow.api import all_max as all_max
@@ -41,6 +42,7 @@ _HOMES = {
             "HostEnvironment",
             "HostStep",
             "Metrics",
+            "MultiDiscrete",
             "Step",
             "Timestep",
             "all_max",

@@ -288,6 +288,9 @@ def has_started() -> bool:
 
 def result_name(eqn: Eqn, position: int) -> str:
     """What the user's code calls a result: the component that makes it, and its field."""
+    if eqn.primitive is host_call_p:
+        method = eqn.params["method"]
+        return f"environment.{method}:{eqn.params['host'].result_names(method)[position]}"
     name = component_of(eqn)
     if name is not None:
         paths = eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ()

@@ -50,3 +50,32 @@ class Faulty(gymnasium.Env):
 
 
 gymnasium.register("Faulty-v0", "runtime.faulty:Faulty")
+
+
+class Parts(gymnasium.Env):
+    """Observations and actions of two parts."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "place": gymnasium.spaces.Box(-1, 1, (2,), np.float32),
+            "mood": gymnasium.spaces.Discrete(3),
+        }
+    )
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def _obs(self) -> dict[str, Any]:
+        place = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return {"place": place, "mood": self.np_random.integers(3)}
+
+    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
+        assert self.action_space.contains(action.astype(np.int64)), action
+        self.steps += 1
+        return self._obs(), float(action.sum()), False, self.steps == 5, {}
+
+
+gymnasium.register("Parts-v0", "runtime.faulty:Parts")

@@ -1,13 +1,16 @@
 """EnvPool and Brax behind the same contracts; observations normalised like by hand."""
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fragflow as ff
 from fragflow import ops
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import library_of, make_environment
+from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, run
@@ -109,7 +112,38 @@ def test_whose_environment_a_name_is(name, library):
 
 
 def test_a_space_that_is_not_supported_is_refused_by_name():
-    with pytest.raises(ConfigError, match="Blackjack-v1 has observations of type Tuple"):
-        make_environment("gymnasium:Blackjack-v1")
+    with pytest.raises(ConfigError, match="story has observations of type Text"):
+        space_of("story", "observations", gymnasium.spaces.Text(5))
+    with pytest.raises(ConfigError, match="count from 1"):
+        space_of("dice", "actions", gymnasium.spaces.Discrete(6, start=1))
     with pytest.raises(ConfigError, match="threads is 0"):
         make_environment("envpool:CartPole-v1", threads=0)
+
+
+class TestSpaces:
+    """Observations and actions of more than one part."""
+
+    def test_a_dict_becomes_one_vector_and_several_choices_are_made_at_once(self):
+        environment = make_environment("gymnasium:runtime.faulty:Parts-v0")
+        assert environment.observation.shape == (2 + 3,)
+        assert environment.action == ff.MultiDiscrete(counts=(2, 3))
+        experiment = Experiment(
+            algorithm=PPO(rollout_length=8, epochs=1),
+            environment=environment,
+            num_envs=4,
+            total_steps=64,
+        )
+        outcome = run(experiment, named_policy("single-learner-coarse"), workers=2)
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
+        assert outcome.episodes > 0
+
+    def test_several_choices_by_hand(self):
+        logits = jax.random.normal(jax.random.key(0), (4, 5))
+        parts = (ops.Categorical(logits[:, :2]), ops.Categorical(logits[:, 2:]))
+        both = ops.MultiCategorical(parts)
+        action = both.sample(jax.random.split(jax.random.key(1), 4))
+        assert action.shape == (4, 2)
+        expected = parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1])
+        np.testing.assert_allclose(both.log_prob(action), expected)
+        np.testing.assert_allclose(both.entropy(), parts[0].entropy() + parts[1].entropy())
+        np.testing.assert_array_equal(both.mode()[:, 1], jnp.argmax(logits[:, 2:], 1))

@@ -15,6 +15,7 @@ from fragflow.api.reduce import all_mean as all_mean
 from fragflow.api.reduce import all_sum as all_sum
 from fragflow.api.spaces import Box as Box
 from fragflow.api.spaces import Discrete as Discrete
+from fragflow.api.spaces import MultiDiscrete as MultiDiscrete
 from fragflow.api.spaces import Space as Space
 from fragflow.api.vector import Environments as Environments
 from fragflow.api.vector import EnvState as EnvState

@@ -114,6 +114,12 @@ class Host:
             *([flag] if self.environment.has_mask else []),
         ]
 
+    def result_names(self, method: str) -> list[str]:
+        """What the results of a call are called."""
+        if method == "reset":
+            return ["obs"]
+        return ["ticket", "record", *HostStep._fields]
+
     def call(self, method: str, *args: np.ndarray) -> Sequence[np.ndarray]:
         """Carries out a call where nothing is traced."""
         if self.pool is None:

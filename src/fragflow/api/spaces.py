@@ -56,7 +56,25 @@ class Discrete:
         return jnp.zeros((), jnp.int32)
 
 
-Space: TypeAlias = Box | Discrete
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiDiscrete:
+    """Several choices at once, an int32 vector: entry `k` is one of `counts[k]`."""
+
+    counts: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.counts),)
+
+    @property
+    def dtype(self) -> str:
+        return "int32"
+
+    def zeros(self) -> jax.Array:
+        return jnp.zeros(self.shape, jnp.int32)
+
+
+Space: TypeAlias = Box | Discrete | MultiDiscrete
 
 
 def space_types(space: Space) -> jax.ShapeDtypeStruct:

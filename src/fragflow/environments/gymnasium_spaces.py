@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
 from fragflow.errors import ConfigError
 
 
@@ -25,9 +25,12 @@ def space_of(name: str, what: str, space: Any) -> Space:
                 low=_bound(space.low),
                 high=_bound(space.high),
             )
+        case "MultiDiscrete" if space.nvec.ndim == 1 and not np.any(space.start):
+            return MultiDiscrete(counts=tuple(int(n) for n in space.nvec))
         case other:
             raise ConfigError(
-                f"{name} has {what} of type {other}: only Box and Discrete are supported"
+                f"{name} has {what} of type {other}: only Box, Discrete and MultiDiscrete are "
+                "supported, and Dict and Tuple of them for observations"
             )
 
 

@@ -38,7 +38,11 @@ class Failed(Exception):
 def make_environment(name: str, arguments: Mapping[str, Any]) -> Any:
     """One environment, without Gymnasium's own checks: ours are made on the whole batch."""
     gym = importlib.import_module("gymnasium")
-    return gym.make(name, disable_env_checker=True, **arguments)
+    env = gym.make(name, disable_env_checker=True, **arguments)
+    if type(env.observation_space).__name__ in ("Dict", "Tuple", "MultiDiscrete", "MultiBinary"):
+        # One vector, in the order of the space; choices become one-hot.
+        env = gym.wrappers.FlattenObservation(env)
+    return env
 
 
 def reset_all(environments: Sequence[Any], seeds: np.ndarray, obs: np.ndarray) -> None:

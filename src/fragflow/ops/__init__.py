@@ -2,6 +2,7 @@
 
 from fragflow.ops.distributions import Categorical as Categorical
 from fragflow.ops.distributions import Distribution as Distribution
+from fragflow.ops.distributions import MultiCategorical as MultiCategorical
 from fragflow.ops.distributions import Normal as Normal
 from fragflow.ops.losses import clipped_surrogate as clipped_surrogate
 from fragflow.ops.losses import clipped_value_loss as clipped_value_loss

@@ -1,7 +1,8 @@
 """Distributions over actions. They are pytrees; batch axes come first, keys have just those."""
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -65,7 +66,34 @@ class Normal(NamedTuple):
         return jnp.sum(jnp.broadcast_to(per_dimension, self.mean.shape), axis=-1)
 
 
-Distribution: TypeAlias = Categorical | Normal
+class MultiCategorical(NamedTuple):
+    """Several independent choices."""
+
+    parts: tuple[Categorical, ...]
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        """One draw per key, int32 `[..., K]`."""
+        fold = jax.random.fold_in
+        for _ in range(keys.ndim):
+            fold = jax.vmap(fold, (0, None))
+        draws = [part.sample(fold(keys, k)) for k, part in enumerate(self.parts)]
+        return jnp.stack(draws, axis=-1)
+
+    def mode(self) -> jax.Array:
+        return jnp.stack([part.mode() for part in self.parts], axis=-1)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        return _sum(part.log_prob(action[..., k]) for k, part in enumerate(self.parts))
+
+    def entropy(self) -> jax.Array:
+        return _sum(part.entropy() for part in self.parts)
+
+
+def _sum(arrays: Iterable[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, arrays)
+
+
+Distribution: TypeAlias = Categorical | Normal | MultiCategorical
 
 
 def _per_key(draw: Callable[..., jax.Array], keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:

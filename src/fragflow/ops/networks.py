@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
 from fragflow.errors import ConfigError
-from fragflow.ops.distributions import Categorical, Distribution, Normal
+from fragflow.ops.distributions import Categorical, Distribution, MultiCategorical, Normal
 from fragflow.ops.images import convolution_init, convolve, is_image
 
 Params = dict[str, Any]
@@ -51,14 +51,22 @@ class MLPActorCritic:
 
     def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
         actor_key, critic_key = jax.random.split(key)
-        outputs = action.n if isinstance(action, Discrete) else _vector_size(action)
-        actor = self._tower(actor_key, observation, outputs, 0.01)
+        actor = self._tower(actor_key, observation, _outputs(action), 0.01)
+        if isinstance(action, MultiDiscrete):
+            # One bias per choice, apart from the others: it tells where each begins.
+            actor["choices"] = [jnp.zeros(count) for count in action.counts]
         if isinstance(action, Box):
             actor["log_std"] = jnp.zeros(action.shape, jnp.float32)
         return {"actor": actor, "critic": self._tower(critic_key, observation, 1, 1.0)}
 
     def policy(self, actor: Params, obs: jax.Array) -> Distribution:
         output = _apply(actor, obs)
+        if "choices" in actor:
+            parts, start = [], 0
+            for bias in actor["choices"]:
+                parts.append(Categorical(output[..., start : start + len(bias)] + bias))
+                start += len(bias)
+            return MultiCategorical(tuple(parts))
         return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
 
     def value(self, critic: Params, obs: jax.Array) -> jax.Array:
@@ -117,7 +125,11 @@ def _linear(kernel: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.stack([x @ column for column in kernel.T], axis=-1) + bias
 
 
-def _vector_size(action: Box) -> int:
+def _outputs(action: Space) -> int:
+    if isinstance(action, Discrete):
+        return action.n
+    if isinstance(action, MultiDiscrete):
+        return sum(action.counts)
     if len(action.shape) != 1:
         raise ConfigError(
             f"an action of shape {action.shape}: this network makes vectors, of shape (n,)"

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow.api import Box, Discrete, HostEnvironment, Space
+from fragflow.api import Box, Discrete, HostEnvironment, MultiDiscrete, Space
 from fragflow.api.host import Host, HostStep
 from fragflow.api.vector import Environments
 from fragflow.errors import EnvironmentFault
@@ -212,6 +212,8 @@ def sample(space: Space, rng: np.random.Generator, count: int) -> np.ndarray:
     """Random actions; unbounded ones are drawn from a normal distribution."""
     if isinstance(space, Discrete):
         return rng.integers(0, space.n, count).astype(space.dtype)
+    if isinstance(space, MultiDiscrete):
+        return rng.integers(0, space.counts, (count, len(space.counts))).astype(space.dtype)
     low, high = (bound.astype(np.float64) for bound in space.bounds)
     bounded = np.isfinite(low) & np.isfinite(high)
     uniform = rng.uniform(
@@ -233,12 +235,15 @@ def _outside(space: Space, obs: np.ndarray) -> Any:
         low, high = space.bounds
         bad = (obs < low) | (obs > high)
     else:
-        bad = (obs < 0) | (obs >= space.n)
+        most = space.n if isinstance(space, Discrete) else np.array(space.counts)
+        bad = (obs < 0) | (obs >= most)
     return obs[bad].flat[0] if bad.any() else None
 
 
 def _words(space: Space) -> str:
-    return f"0 to {space.n - 1}" if isinstance(space, Discrete) else f"{space.low} to {space.high}"
+    if isinstance(space, Box):
+        return f"{space.low} to {space.high}"
+    return f"0 to {space.n - 1}" if isinstance(space, Discrete) else f"less than {space.counts}"
 
 
 Episode = tuple[np.ndarray, list[HostStep]]
