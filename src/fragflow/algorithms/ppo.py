@@ -150,6 +150,10 @@ class PPO(ff.Algorithm):
             raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
+        if env.num_agents is not None:
+            raise ConfigError(
+                f"PPO is for one agent, but there are {env.num_agents} in each environment"
+            )
         network_key, env_key = jax.random.split(key)
         networks = self._network.init(network_key, env.observation, env.action)
         env_state, timestep = env.reset(env_key)

@@ -17,11 +17,17 @@ class Step(NamedTuple):
     """the episode ended: nothing follows, so its value is zero"""
     truncated: jax.Array
     """the episode was cut (time limit): its value goes on"""
+    mask: jax.Array | None = None
+    """with several agents: False for those that had ended before this step"""
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """One environment as pure JAX functions. Resetting and batching are done for it."""
+    """One environment as pure JAX functions. Resetting and batching are done for it.
+
+    With a further attribute `num_agents`, observations, actions, rewards, ends and masks have an
+    axis of agents first; spaces are those of one agent, and an episode is over when all have ended.
+    """
 
     @property
     def name(self) -> str: ...
@@ -37,8 +43,13 @@ class Environment(Protocol):
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step: ...
 
 
+def num_agents_of(environment: Any) -> int | None:
+    """How many agents act in an environment; None if it is one, without an axis of its own."""
+    return getattr(environment, "num_agents", None)
+
+
 class Timestep(NamedTuple):
-    """A batch of environments after one step; the environment axis comes first."""
+    """A batch of environments after one step; the environment axis comes first, then agents'."""
 
     obs: Any
     """act on this next; the first observation of the new episode where one ended"""

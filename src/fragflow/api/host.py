@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fragflow._jax import host_call
-from fragflow.api.environment import Timestep
+from fragflow.api.environment import Timestep, num_agents_of
 from fragflow.api.spaces import Space, space_types
 
 
@@ -38,7 +38,7 @@ class HostBatch(Protocol):
 
 @runtime_checkable
 class HostEnvironment(Protocol):
-    """A kind of environment that runs on the host."""
+    """A kind of environment that runs on the host; with several agents, see `Environment`."""
 
     @property
     def name(self) -> str: ...
@@ -99,16 +99,19 @@ class Host:
 
     def result_types(self, method: str) -> list[jax.ShapeDtypeStruct]:
         """What a call returns per environment."""
-        obs = jax.tree.leaves(space_types(self.environment.observation))
+        count = num_agents_of(self.environment)
+        agents = () if count is None else (count,)
+        types = jax.tree.leaves(space_types(self.environment.observation))
+        obs = [jax.ShapeDtypeStruct((*agents, *t.shape), t.dtype) for t in types]
         if method == "reset":
             return obs
-        flag = jax.ShapeDtypeStruct((), np.bool_)
+        flag = jax.ShapeDtypeStruct(agents, np.bool_)
         return [
             jax.ShapeDtypeStruct((), np.int32),
             jax.ShapeDtypeStruct((5,), np.float32),
             *obs,
             *obs,
-            jax.ShapeDtypeStruct((), np.float32),
+            jax.ShapeDtypeStruct(agents, np.float32),
             flag,
             flag,
             *([flag] if self.environment.has_mask else []),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fragflow.api.component import component
-from fragflow.api.environment import Environment, Timestep
+from fragflow.api.environment import Environment, Timestep, num_agents_of
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.spaces import Space
 from fragflow.errors import ConfigError
@@ -33,7 +33,7 @@ class EnvState(NamedTuple):
     random: jax.Array
     """`[N, 3]`: raw key data, fixed per environment, and how many draws were made from it"""
     record: jax.Array
-    """`[N, 5]`: return and length of the running episode, then the `EpisodeStats`"""
+    """`[N, 5]`: return (the agents' mean) and length of the running episode, then `EpisodeStats`"""
 
     @property
     def finished(self) -> EpisodeStats:
@@ -68,6 +68,11 @@ class Environments:
     def total(self) -> int:
         """How many environments there are in all, wherever they are."""
         return self._total
+
+    @property
+    def num_agents(self) -> int | None:
+        """Agents in each environment; None for one without an axis of its own."""
+        return num_agents_of(self._spaces)
 
     @property
     def observation(self) -> Space:
@@ -118,7 +123,8 @@ class Environments:
         else:
             inner, obs = jax.vmap(lambda key: environment.reset(_draw(key, 0)))(raw)
         # Zeros and ones are made from the keys' rows, so that they have the environment axis.
-        zero = jnp.zeros(raw.shape[:1], jnp.float32)
+        agents = () if self.num_agents is None else (self.num_agents,)
+        zero = jnp.zeros((*raw.shape[:1], *agents), jnp.float32)
         one = jnp.ones((*raw.shape[:1], 1), jnp.uint32)
         state = EnvState(
             inner=_strong(inner),
@@ -144,7 +150,7 @@ class Environments:
         reward = jnp.asarray(step.reward, jnp.float32)
         terminated = jnp.asarray(step.terminated, bool)
         truncated = jnp.asarray(step.truncated, bool) & ~terminated
-        done = terminated | truncated
+        done = jnp.all(terminated | truncated)
         fresh, fresh_obs = environment.reset(_draw(key, 2 * draws + 1))
 
         def new_if_done(new: Any, old: Any) -> Any:
@@ -153,10 +159,10 @@ class Environments:
         next_state = EnvState(
             inner=_strong(new_if_done(fresh, step.state)),
             random=state.random + jnp.array([0, 0, 1], jnp.uint32),
-            record=_recorded(state.record, reward, done),
+            record=_recorded(state.record, jnp.mean(reward), done),
         )
         obs = new_if_done(fresh_obs, step.obs)
-        return next_state, Timestep(obs, step.obs, reward, terminated, truncated)
+        return next_state, Timestep(obs, step.obs, reward, terminated, truncated, step.mask)
 
 
 def _recorded(record: jax.Array, reward: jax.Array, done: jax.Array) -> jax.Array:

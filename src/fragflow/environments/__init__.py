@@ -11,11 +11,13 @@ ADAPTERS: dict[str, str] = {
     "gymnasium": "fragflow.environments.gymnasium",
     "envpool": "fragflow.environments.envpool",
     "brax": "fragflow.environments.brax",
+    "jaxmarl": "fragflow.environments.jaxmarl",
+    "pettingzoo": "fragflow.environments.pettingzoo",
 }
 """Where to find each library's adapter."""
 BARE = ("gymnax", "gymnasium")
 """where a name without a library is looked for, in this order"""
-ON_HOST = frozenset({"gymnasium", "envpool"})
+ON_HOST = frozenset({"gymnasium", "envpool", "pettingzoo"})
 """libraries whose environments are no JAX programs"""
 
 

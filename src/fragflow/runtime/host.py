@@ -132,9 +132,14 @@ class HostPool:
 
     def _recorded(self, record: np.ndarray, step: HostStep) -> np.ndarray:
         record = record.copy()
-        record[:, 0] += step.reward
-        record[:, 1] += 1.0 if step.mask is None else step.mask
         done = step.terminated | step.truncated
+        if done.ndim == 1:
+            record[:, 0] += step.reward
+            record[:, 1] += 1.0 if step.mask is None else step.mask
+        else:
+            record[:, 0] += step.reward.mean(1)
+            record[:, 1] += 1.0
+            done = done.all(1)
         if done.any():
             record[done, 2] += 1.0
             record[done, 3:5] += record[done, 0:2]
@@ -170,6 +175,8 @@ class HostPool:
             )
 
     def _fault(self, method: str, error: Exception) -> FragflowError:
+        if isinstance(error, EnvironmentFault):
+            return EnvironmentFault(f"{error}, at step {self._steps}")
         if isinstance(error, FragflowError):
             return error
         index = getattr(error, "environment_index", None)

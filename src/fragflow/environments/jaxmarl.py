@@ -1,0 +1,97 @@
+"""Environments of JaxMARL (Rutherford et al. 2024): several agents, in JAX."""
+
+import dataclasses
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow.api.environment import Step
+from fragflow.api.spaces import Box, Discrete, Space
+from fragflow.environments.agents import same_space
+from fragflow.errors import ConfigError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxmarlEnvironment:
+    """One JaxMARL environment; agents are in its own order, and end together."""
+
+    name: str
+    arguments: tuple[tuple[str, Any], ...]
+    num_agents: int
+    observation: Space
+    """of one agent"""
+    action: Space
+    """of one agent"""
+    _environment: Any = dataclasses.field(repr=False, compare=False)
+
+    def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
+        obs, state = self._environment.reset(key)
+        return state, self._stacked(obs)
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step:
+        actions = {name: action[k] for k, name in enumerate(self._environment.agents)}
+        # Not JaxMARL's own `step`: it starts a new episode at the end of one.
+        obs, state, reward, done, _ = self._environment.step_env(key, state, actions)
+        ended = jnp.broadcast_to(done["__all__"], (self.num_agents,))
+        limit = getattr(self._environment, "max_steps", None)
+        is_cut = jnp.asarray(False) if limit is None else jnp.all(state.step >= limit)
+        return Step(
+            state,
+            self._stacked(obs),
+            jnp.stack([reward[name] for name in self._environment.agents]),
+            ended & ~is_cut,
+            ended & is_cut,
+        )
+
+    def _stacked(self, by_agent: dict[str, jax.Array]) -> jax.Array:
+        rows = [by_agent[name] for name in self._environment.agents]
+        return jnp.stack(rows).astype(self.observation.dtype)
+
+
+def make(name: str, **arguments: Any) -> JaxmarlEnvironment:
+    """The JaxMARL environment `name`; `arguments` go to its constructor."""
+    library = _library()
+    if name not in library.registered_envs:
+        hint = did_you_mean(name, library.registered_envs)
+        raise ConfigError(f"unknown JaxMARL environment {name!r}.{hint}")
+    try:
+        environment = library.make(name, **arguments)
+    except TypeError as error:
+        raise ConfigError(f"cannot make {name}: {error}") from error
+    agents = environment.agents
+    seen = {a: _space(name, environment.observation_space(a)) for a in agents}
+    done = {a: _space(name, environment.action_space(a)) for a in agents}
+    return JaxmarlEnvironment(
+        name,
+        tuple(sorted(arguments.items())),
+        len(agents),
+        same_space(name, "observations", seen),
+        same_space(name, "actions", done),
+        environment,
+    )
+
+
+def names() -> tuple[str, ...]:
+    """Every environment that `make` knows."""
+    return tuple(_library().registered_envs)
+
+
+def _space(name: str, space: Any) -> Space:
+    if type(space).__name__ == "Discrete":
+        return Discrete(n=int(space.n))
+    if type(space).__name__ == "Box":
+        low, high = (float(np.min(space.low)), float(np.max(space.high)))
+        return Box(shape=tuple(space.shape), dtype=np.dtype(space.dtype).name, low=low, high=high)
+    raise ConfigError(f"{name} has a space of type {type(space).__name__}: not supported")
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("jaxmarl.registration")
+    except ImportError as error:
+        raise ConfigError(
+            "environments of JaxMARL need the package jaxmarl: pip install 'fragflow[jaxmarl]'"
+        ) from error
