@@ -1,6 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base
 STAMP := $(VENV)/.installed
 SOURCES := src tests scripts $(wildcard examples benchmarks)
 
@@ -12,13 +13,18 @@ help: ## list the targets
 
 setup: $(STAMP) ## create the virtual environment and install everything
 
-$(STAMP): pyproject.toml requirements.lock
+# What fragflow itself needs; then what its tests and optional environments need.
+$(BASE): pyproject.toml requirements-base.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-base.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
-demo: $(STAMP) ## train PPO on CartPole-v1
+$(STAMP): $(BASE) requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	touch $@
+
+demo: $(BASE) ## train PPO on CartPole-v1
 	$(BIN)/fragflow train ppo --env CartPole-v1 --total-steps 524288 \
 		--run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
@@ -38,10 +44,12 @@ format: $(STAMP) ## format the code and apply safe fixes
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-lock: ## update requirements.lock from pyproject.toml (needs uv)
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
-		--generate-hashes --no-emit-index-url --no-emit-find-links \
-		--custom-compile-command "make lock" --output-file requirements.lock
+COMPILE := uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+lock: ## update the lock files from pyproject.toml (needs uv)
+	$(COMPILE) --extra dev --output-file requirements.lock
+	$(COMPILE) --constraint requirements.lock --output-file requirements-base.lock
 
 hooks: ## install a git hook that runs check-fast before each commit
 	printf '#!/bin/sh\nexec make check-fast\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
