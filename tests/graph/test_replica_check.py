@@ -156,3 +156,25 @@ def test_a_loop_or_condition_across_fragments_is_refused(kind):
     with pytest.raises(GraphError, match=f"the {kind} at .*test_replica_check.py") as error:
         build(Across(), "single-learner-coarse")
     assert "Only lax.scan can be cut" in str(error.value)
+
+
+def smoothed(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A convolution along the second axis of `[rows, length]`."""
+    numbers = ("NWC", "WIO", "NWC")
+    wide = rows[:, :, None]
+    return lax.conv_general_dilated(wide, kernel, (1,), "SAME", dimension_numbers=numbers)[..., 0]
+
+
+def kernel_gradient(rewards: jax.Array) -> jax.Array:
+    kernel = jnp.full((2, 1, 1), 0.5)
+    return jax.grad(lambda k: jnp.mean(jnp.square(smoothed(rewards.T, k))))(kernel).sum()
+
+
+def test_convolutions_of_rows_and_their_gradients_are_followed():
+    kernel = jnp.full((2, 1, 1), 0.5)
+    build(Toy(between=lambda env, rewards: smoothed(rewards.T, kernel).T), "gpu-only")
+    with pytest.raises(ReplicaError, match="convolves environments with one another"):
+        build(Toy(between=lambda env, rewards: smoothed(rewards, kernel)), "gpu-only")
+    build(Toy(report=lambda rewards: ff.all_mean(kernel_gradient(rewards))), "gpu-only")
+    with pytest.raises(ReplicaError):
+        build(Toy(report=kernel_gradient), "gpu-only")
