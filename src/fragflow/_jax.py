@@ -252,7 +252,7 @@ def contains_all_reduce(eqn: Eqn) -> bool:
     return _contains(eqn, lambda inner: inner.primitive is all_reduce_p)
 
 
-def calls_host(eqn: Eqn) -> bool:
+def calls_back(eqn: Eqn) -> bool:
     """Whether `eqn` calls back into Python, at any depth."""
     return _contains(eqn, lambda inner: "callback" in inner.primitive.name)
 

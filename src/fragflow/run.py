@@ -222,18 +222,18 @@ def _prepare_local(
     pools = open_pools(fdg)
     try:
         first = _first_state(experiment, source, sources, pools)
+        engine = LocalRuntime(
+            fdg,
+            dict(zip(names, first, strict=True)),
+            sources,
+            pools=pools,
+            row_kinds=fdg.row_kinds if deterministic else None,
+            stall_timeout_seconds=stall_timeout_seconds,
+            progress=observer.phase,
+        )
     except BaseException:
         close_pools(pools)
         raise
-    engine = LocalRuntime(
-        fdg,
-        dict(zip(names, first, strict=True)),
-        sources,
-        pools=pools,
-        row_kinds=fdg.row_kinds if deterministic else None,
-        stall_timeout_seconds=stall_timeout_seconds,
-        progress=observer.phase,
-    )
 
     def state() -> Any:
         leaves = engine.state()
@@ -266,20 +266,24 @@ def _first_state(
 
 def _prepare_eager(experiment: Experiment) -> _Ready:
     environment: Any = experiment.environment
-    pools = []
+    pool = None
     if isinstance(environment, HostEnvironment):
         environment = Host(environment)
-        environment.pool = HostPool(environment, range(experiment.num_envs))
-        pools.append(environment.pool)
+        pool = environment.pool = HostPool(environment, range(experiment.num_envs))
     parts = (experiment.algorithm, environment, experiment.num_envs)
-    engine = EagerRuntime(
-        lambda on_step: iteration_function(*parts, on_step),
-        init_function(*parts),
-        _sources(experiment, 0, 1),
-        pools,
-    )
-    steps = engine.env_steps() * experiment.num_envs
-    _refuse_no_steps(experiment, steps)
+    try:
+        engine = EagerRuntime(
+            lambda on_step: iteration_function(*parts, on_step),
+            init_function(*parts),
+            _sources(experiment, 0, 1),
+            pool,
+        )
+        steps = engine.env_steps() * experiment.num_envs
+        _refuse_no_steps(experiment, steps)
+    except BaseException:
+        if pool is not None:
+            pool.close()
+        raise
     iterations = iterations_for(experiment.total_steps, steps)
     engine.sources = _sources(experiment, steps, iterations)
     return _Ready(
@@ -362,9 +366,6 @@ def _equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer)
     ]
     if partial:
         return f"rounding: {partial[0].source} reduces in parts"
-    if deterministic:
-        return "bitwise"
-    different: set[str] = set()
     for fragment in fdg.fragments.values():
         line = rounding_glue(fragment, fdg.program.num_envs)
         if line is not None:
@@ -372,6 +373,10 @@ def _equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer)
                 f"rounding: what {line} computes outside components may round differently in "
                 "batches of this size"
             )
+    if deterministic:
+        return "bitwise"
+    different: set[str] = set()
+    for fragment in fdg.fragments.values():
         if fragment.replicas > 1:
             observer.phase("self-test", 0, 1)
             whole, local = source.at(fdg.program.num_envs), source.at(fragment.num_envs)

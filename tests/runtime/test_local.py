@@ -155,3 +155,8 @@ def test_more_devices_than_there_are():
 @pytest.mark.parametrize(("total", "expected"), [(1, 1), (8, 1), (9, 2), (16, 2)])
 def test_total_steps_are_rounded_up_to_iterations(total, expected):
     assert iterations_for(total, 8) == expected
+
+
+def test_arithmetic_outside_components_is_not_called_bitwise():
+    assert train("single-learner-coarse", 2).start.equality.startswith("rounding: what ")
+    assert train("single-learner-coarse", 1).start.equality == "bitwise"

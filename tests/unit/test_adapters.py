@@ -147,3 +147,15 @@ class TestSpaces:
         np.testing.assert_allclose(both.log_prob(action), expected)
         np.testing.assert_allclose(both.entropy(), parts[0].entropy() + parts[1].entropy())
         np.testing.assert_array_equal(both.mode()[:, 1], jnp.argmax(logits[:, 2:], 1))
+
+
+def test_only_numbers_are_normalised():
+    environment = make_environment("gymnasium:FrozenLake-v1", vectorization="sync")
+    experiment = Experiment(
+        algorithm=PPO(normalise_observations=True),
+        environment=environment,
+        num_envs=2,
+        total_steps=8,
+    )
+    with pytest.raises(ConfigError, match="normalise_observations is for numbers"):
+        run(experiment, named_policy("single-learner-coarse"))

@@ -154,6 +154,10 @@ class PPO(ff.Algorithm):
             raise ConfigError(
                 f"PPO is for one agent, but there are {env.num_agents} in each environment"
             )
+        if self.normalise_observations and not isinstance(env.observation, ff.Box):
+            raise ConfigError(
+                f"normalise_observations is for numbers, but observations are {env.observation}"
+            )
         network_key, env_key = jax.random.split(key)
         networks = self._network.init(network_key, env.observation, env.action)
         env_state, timestep = env.reset(env_key)

@@ -140,7 +140,7 @@ def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> Gymnasi
 
 
 def names() -> tuple[str, ...]:
-    """Every environment that `make` knows, in its newest version."""
+    """Every environment that `make` knows without importing a module."""
     return tuple(_gymnasium().registry)
 
 

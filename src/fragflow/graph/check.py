@@ -243,7 +243,8 @@ def refuse_host_in_one_program(policy: Policy, trace: Trace, environment: str) -
     if not any(contains_host_call(eqn) for eqn in trace.closed.jaxpr.eqns):
         return
     for place in policy.places:
-        if "environment" in place.components and place.device == "accelerator":
+        holds_it = any(c.split(".")[0] == "environment" for c in place.components)
+        if holds_it and place.device == "accelerator":
             raise PolicyError(
                 f"policy {policy.name!r} compiles the environment into the program of fragment "
                 f"{place.name!r}, but {environment} is no JAX program: it runs on the host. Use a "

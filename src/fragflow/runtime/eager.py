@@ -1,6 +1,6 @@
 """The eager runtime: the whole loop in Python, uncompiled and uncut, so that print and pdb work."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,13 +24,13 @@ class EagerRuntime:
         make_iteration: Callable[[Callable[[], None]], Iteration],
         init: Callable[[jax.Array, jax.Array], Any],
         sources: Mapping[str, np.ndarray],
-        pools: Sequence[HostPool] = (),
+        pool: HostPool | None = None,
     ):
         """`make_iteration` is given a function to call at every step of the environments.
 
-        `pools` are environments on the host; they are closed here.
+        `pool` holds environments on the host; it is closed here.
         """
-        self._pools = pools
+        self._pool = pool
         self.sources = sources
         """to be set anew when the length of training is known"""
         self._iteration = make_iteration(self._count_step)
@@ -61,8 +61,8 @@ class EagerRuntime:
 
     def close(self) -> None:
         """Nothing is left running."""
-        for pool in self._pools:
-            pool.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _count_step(self) -> None:
         self._steps += 1

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.api.host import Host, HostStep
+from fragflow.api.host import Host, HostEnvironment, HostStep
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph.ir import FDG, Op, is_host_call, walk
 
@@ -188,3 +188,26 @@ class HostPool:
         return EnvironmentFault(
             f"{self._environment.name}: {which} failed in {method} at step {self._steps}: {last}"
         )
+
+
+class HostPlayer:
+    """Environments on the host, played from Python with the checks that every run makes."""
+
+    def __init__(self, environment: HostEnvironment, count: int):
+        self._pool = HostPool(Host(environment), range(count))
+        self._ticket = np.zeros(count, np.int32)
+        self._record = np.zeros((count, 5), np.float32)
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """First observations; seeds are below 2^31."""
+        (obs,) = self._pool.call("reset", np.array([[seed, 0] for seed in seeds], np.uint32))
+        return obs
+
+    def step(self, action: np.ndarray) -> HostStep:
+        self._ticket, self._record, *answer = self._pool.call(
+            "step", self._ticket, self._record, action
+        )
+        return HostStep(*answer)
+
+    def close(self) -> None:
+        self._pool.close()

@@ -10,7 +10,7 @@ from fragflow._jax import (
     Eqn,
     Jaxpr,
     bind,
-    calls_host,
+    calls_back,
     component_of,
     contains_all_reduce,
     contains_host_call,
@@ -100,7 +100,7 @@ def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
         return True  # not row-wise: such a component sees all environments, or is reduced anyway
     if contains_host_call(a):
         return True  # environments answer row by row: it is their contract
-    if calls_host(a):
+    if calls_back(a):
         return False  # cannot be tried: it may do anything
     rng = np.random.default_rng(0)
     args = [_random(v.aval, rng, axis) for v, axis in zip(a.invars, ins, strict=True)]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow.api import Box, Discrete, HostEnvironment, MultiDiscrete, Space
-from fragflow.api.host import Host, HostStep
+from fragflow.api.host import HostStep
 from fragflow.api.vector import Environments
 from fragflow.errors import EnvironmentFault
-from fragflow.runtime.host import HostPool
+from fragflow.runtime.host import HostPlayer
 
 NUM_ENVS = 3
 
@@ -35,43 +35,24 @@ class Player(Protocol):
     def close(self) -> None: ...
 
 
-class HostPlayer:
-    """Environments on the host, through the checks that every run makes."""
-
-    def __init__(self, environment: HostEnvironment, count: int):
-        self._pool = HostPool(Host(environment), range(count))
-        self._record = np.zeros((count, 5), np.float32)
-        self._ticket = np.zeros(count, np.int32)
-
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        keys = np.array([[seed, 0] for seed in seeds], np.uint32)
-        (obs,) = self._pool.call("reset", keys)
-        return obs
-
-    def step(self, action: np.ndarray) -> HostStep:
-        answer = self._pool.call("step", self._ticket, self._record, action)
-        self._ticket, self._record = answer[:2]
-        return HostStep(*answer[2:])
-
-    def close(self) -> None:
-        self._pool.close()
-
-
 class JaxPlayer:
-    """Environments that are JAX programs, batched and restarted as in a run."""
+    """Environments that are JAX programs, batched and restarted as in a run; seeds are indices."""
 
     def __init__(self, environment: Any, count: int):
-        environments = Environments(environment, jnp.arange(count, dtype=jnp.int32), count)
-        self._reset = jax.jit(environments._reset)
-        self._step = jax.jit(environments.step)
+        def environments(ids: jax.Array) -> Environments:
+            return Environments(environment, ids, count)
+
+        key = jax.random.key(0)
+        self._reset = jax.jit(lambda ids: environments(ids).reset(key))
+        self._step = jax.jit(lambda ids, state, action: environments(ids).step(state, action))
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        keys = jax.vmap(jax.random.key)(jnp.array(seeds))
-        self._state, timestep = self._reset(keys)
+        self._ids = jnp.array(seeds, jnp.int32)
+        self._state, timestep = self._reset(self._ids)
         return np.asarray(timestep.obs)
 
     def step(self, action: np.ndarray) -> HostStep:
-        self._state, timestep = self._step(self._state, jnp.asarray(action))
+        self._state, timestep = self._step(self._ids, self._state, action)
         return HostStep(*(None if leaf is None else np.asarray(leaf) for leaf in timestep))  # pyright: ignore[reportArgumentType]
 
     def close(self) -> None:
@@ -137,7 +118,7 @@ class Checker:
         expected = (NUM_ENVS, *space.shape)
         for what, obs in [
             ("reset", first),
-            *((f"step {t + 1}", a.obs) for t, a in _count(answers)),
+            *((f"step {t + 1}", a.obs) for t, a in enumerate(answers)),
         ]:
             if obs.shape != expected or obs.dtype != space.dtype:
                 yield (
@@ -148,21 +129,24 @@ class Checker:
     def _ranges(self) -> Iterator[str]:
         first, answers = self._play(range(NUM_ENVS), self.steps)
         space = self.environment.observation
-        observed = [("reset", first), *((f"step {t + 1}", a.next_obs) for t, a in _count(answers))]
+        observed = [
+            ("reset", first),
+            *((f"step {t + 1}", a.next_obs) for t, a in enumerate(answers)),
+        ]
         for what, obs in observed:
             if not np.isfinite(obs.astype(np.float64)).all():
                 yield f"FAIL an observation of {what} is NaN or infinite"
             outside = _outside(space, obs)
             if outside is not None:
                 yield f"FAIL an observation of {what} is {outside}, outside of {_words(space)}"
-        for t, answer in _count(answers):
+        for t, answer in enumerate(answers):
             if not np.isfinite(answer.reward).all():
                 yield f"FAIL the reward of step {t + 1} is NaN or infinite"
 
     def _episodes(self) -> Iterator[str]:
         _, answers = self._play(range(NUM_ENVS), self.steps)
         ends = 0
-        for t, answer in _count(answers):
+        for t, answer in enumerate(answers):
             both = answer.terminated & answer.truncated
             if both.any():
                 yield f"FAIL step {t + 1} is both terminated and truncated"
@@ -220,10 +204,6 @@ def sample(space: Space, rng: np.random.Generator, count: int) -> np.ndarray:
         np.where(bounded, low, 0.0), np.where(bounded, high, 1.0), (count, *space.shape)
     )
     return np.where(bounded, uniform, rng.normal(size=uniform.shape)).astype(space.dtype)
-
-
-def _count(answers: Sequence[HostStep]) -> Iterator[tuple[int, HostStep]]:
-    return enumerate(answers)
 
 
 def _row(answer: HostStep, k: int) -> HostStep:

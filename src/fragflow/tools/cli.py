@@ -215,7 +215,7 @@ def _list(words: list[str]) -> int:
     print("\nalgorithms:", flush=True)
     for name in ALGORITHMS:
         print(f"  {name:<22} {first_line(algorithm_class(name))}")
-    from fragflow.environments import environment_names
+    from fragflow.environments import ADAPTERS, environment_names
 
     print("\nenvironments:", flush=True)
     by_library: dict[str, list[str]] = {}
@@ -232,6 +232,8 @@ def _list(words: list[str]) -> int:
                 break_on_hyphens=False,
             )
         )
+    others = ", ".join(library for library in ADAPTERS if library not in by_library)
+    print(f"  and those of {others}, by library:name")
     return 0
 
 

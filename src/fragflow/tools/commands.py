@@ -33,7 +33,7 @@ EXPERIMENT = (
         name="env",
         kind=str,
         metavar="ENV",
-        help="environment, or module:attribute of your own",
+        help="environment, library:environment, or module:attribute of your own",
         required=True,
     ),
     Option(

@@ -10,6 +10,7 @@ from jax import lax
 
 from fragflow.api import Box, HostEnvironment, Space
 from fragflow.errors import ConfigError
+from fragflow.runtime.host import HostPlayer
 
 MOST_STEPS = 10_000
 """Where episodes are cut off that do not end by themselves."""
@@ -150,17 +151,18 @@ class HostEvaluator:
 
     def __call__(self, params: Any, seed: int = 0) -> Evaluation:
         key = jax.random.key(seed)
-        batch = self._environment.open(range(self._episodes))
+        player = HostPlayer(self._environment, self._episodes)
         total = np.zeros(self._episodes)
         length = np.zeros(self._episodes, np.int64)
         done = np.zeros(self._episodes, bool)
         memory = None
         try:
             # Not the seeds of training, which come from other keys.
-            obs = batch.reset(np.arange(self._episodes) + 1_000_003 * (seed + 1))
+            first = 1_000_003 * (seed + 1)
+            obs = player.reset([(first + k) % 2**31 for k in range(self._episodes)])
             for step in range(self._max_steps):
                 action, memory = self._act(params, obs, memory, jax.random.fold_in(key, step))
-                answer = batch.step(np.asarray(action, self._environment.action.dtype))
+                answer = player.step(np.asarray(action))
                 obs = answer.obs
                 total += np.where(done, 0.0, answer.reward)
                 length += ~done
@@ -168,7 +170,7 @@ class HostEvaluator:
                 if done.all():
                     break
         finally:
-            batch.close()
+            player.close()
         return Evaluation(returns=total, lengths=length, ended=done)
 
 

@@ -164,9 +164,12 @@ def train(
             + (f" ({names.why_default(chosen_policy)})" if policy is None else "")
             + f", workers {workers}, learners {learners}, runtime {runtime}, seed {seed}"
         )
+        acts = type(made).policy is not Algorithm.policy
+        if eval_episodes and not acts:
+            display.note("no evaluation: the algorithm has no policy(params, obs, ...)")
         evaluator = (
             evaluator_for(made, experiment.environment, episodes=eval_episodes)
-            if eval_episodes
+            if eval_episodes and acts
             else None
         )
         watcher = Watcher(asked, display, directory, evaluator, stop)

@@ -99,18 +99,12 @@ class Watcher:
         return self.interrupted
 
     def evaluate(self, state: Any) -> float | None:
-        """The mean return of greedy episodes; None if the algorithm does not say how to act."""
+        """The mean return of greedy episodes; None without an evaluator."""
         if self._evaluator is None:
             return None
         began = time.perf_counter()
-        try:
-            evaluation = self._evaluator(params_of(state), seed=self._asked["seed"])
-        except NotImplementedError:
-            self._display.note("no evaluation: the algorithm has no policy(params, obs, ...)")
-            self._evaluator = None
-            return None
-        finally:
-            self.eval_seconds += time.perf_counter() - began
+        evaluation = self._evaluator(params_of(state), seed=self._asked["seed"])
+        self.eval_seconds += time.perf_counter() - began
         return evaluation.mean_return
 
     def evaluate_at_end(self, state: Any) -> float | None:
