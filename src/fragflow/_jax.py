@@ -163,8 +163,42 @@ def host_call(host: Any, method: str, *args: Any) -> list[Any]:
 
 
 def contains_host_call(eqn: Eqn) -> bool:
-    """Whether an environment on the host is called in `eqn`, at any depth."""
+    """Whether a worker has to call an environment on the host in `eqn`, at any depth."""
     return _contains(eqn, lambda inner: inner.primitive is host_call_p)
+
+
+# Steps of such environments that a compiled program makes by itself, through code in C++.
+
+host_program_p = core.Primitive("host_program")
+host_program_p.multiple_results = True
+
+
+def _host_program_types(*args: Any, host: Any) -> list[Any]:
+    return _host_call_types(*args, host=host, method="compiled_step")
+
+
+def _host_program_lowering(*args: Any, host: Any) -> list[Any]:
+    return host.compiled_results(*args)
+
+
+host_program_p.def_abstract_eval(_host_program_types)
+mlir.register_lowering(
+    host_program_p, mlir.lower_fun(_host_program_lowering, multiple_results=True)
+)
+
+
+def host_program(host: Any, *args: Any) -> list[Any]:
+    """Steps environments from within a compiled program; the environment axis comes first."""
+    return host_program_p.bind(*args, host=host)
+
+
+def hosts_compiled_into(eqn: Eqn) -> Iterator[Any]:
+    """The hosts whose environments are stepped by `eqn`'s compiled program, at any depth."""
+    if eqn.primitive is host_program_p:
+        yield eqn.params["host"]
+    for jaxpr in inner_jaxprs(eqn):
+        for inner in jaxpr.eqns:
+            yield from hosts_compiled_into(inner)
 
 
 # Reading and re-evaluating equations.

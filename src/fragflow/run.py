@@ -24,7 +24,7 @@ from fragflow.graph.trace import (
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
-from fragflow.runtime.host import HostPool, answer_by, close_pools, open_pools
+from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
 from fragflow.runtime.initialise import evaluate_with_host
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.observer import Observer as Observer
@@ -88,7 +88,8 @@ def iterations_for(total_steps: int, steps_per_iteration: int) -> int:
 
 def graph(experiment: Experiment, policy: Policy, deployment: Deployment, **options: bool) -> FDG:
     """The graph that `run` would execute."""
-    source = traced(experiment.algorithm, experiment.environment, experiment.num_envs)
+    environment = as_placed(experiment.environment, policy, deployment)
+    source = traced(experiment.algorithm, environment, experiment.num_envs)
     return cut(source, policy, deployment, Options(**options))
 
 
@@ -121,7 +122,8 @@ def run(
         deployment = Deployment(
             workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
         )
-        source = traced(experiment.algorithm, experiment.environment, experiment.num_envs)
+        environment = as_placed(experiment.environment, policy, deployment)
+        source = traced(experiment.algorithm, environment, experiment.num_envs)
         fdg = cut(source, policy, deployment, options, deterministic=deterministic)
         ready = _prepare_local(
             experiment, source, fdg, deterministic, observer, stall_timeout_seconds

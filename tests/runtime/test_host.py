@@ -98,6 +98,11 @@ def test_the_same_wherever_environments_are(policy, workers):
     assert outcome.messages > 0
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_same_where_workers_compute_gradients(workers):
+    np.testing.assert_allclose(params(train("central", workers)), params(alone()), rtol=1e-4)
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 def test_the_same_to_rounding_with_replicated_learners(workers):
     outcome = train("multi-learner", workers)

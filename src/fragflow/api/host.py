@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from fragflow._jax import host_call
+from fragflow._jax import host_call, host_program
 from fragflow.api.environment import Timestep, num_agents_of
 from fragflow.api.spaces import Space, space_types
 
@@ -65,13 +65,28 @@ class HostEnvironment(Protocol):
         ...
 
 
+class CompiledBatch(HostBatch, Protocol):
+    """Environments in C++ that a compiled program on the CPU can step by itself."""
+
+    def compiled_step(self, action: jax.Array) -> HostStep:
+        """`step` as a traced function; `reset` comes before."""
+        ...
+
+
+def has_compiled_step(environment: HostEnvironment) -> bool:
+    """Whether the batches that `environment` opens are `CompiledBatch`es."""
+    return getattr(environment, "compiles", False)
+
+
 class Host:
     """An environment on the host as a traced program sees it: a name and types of results."""
 
-    def __init__(self, environment: HostEnvironment):
+    def __init__(self, environment: HostEnvironment, is_compiled: bool = False):
         self.environment = environment
+        self.is_compiled = is_compiled
+        """steps are made by the compiled program itself"""
         self.pool: Any = None
-        """who answers where nothing is traced (the eager runtime)"""
+        """who answers where nothing is traced (the eager runtime), or steps are compiled"""
 
     @property
     def name(self) -> str:
@@ -90,12 +105,17 @@ class Host:
         A ticket is a step's number: an environment on the host cannot go back to an old one.
         """
         results = host_call(self, "step", ticket, record, *jax.tree.leaves(action))
-        structure = self._structure()
-        count = structure.num_leaves
         ticket, record, *leaves = results
-        obs = jax.tree.unflatten(structure, leaves[:count])
-        next_obs = jax.tree.unflatten(structure, leaves[count : 2 * count])
-        return ticket, record, Timestep(obs, next_obs, *leaves[2 * count :])
+        return ticket, record, self._timestep(leaves)
+
+    def compiled_step(self, ticket: jax.Array, action: Any) -> tuple[jax.Array, Timestep]:
+        """`step` within a compiled program, which keeps the record itself."""
+        ticket, *leaves = host_program(self, ticket, *jax.tree.leaves(action))
+        return ticket, self._timestep(leaves)
+
+    def compiled_results(self, *args: jax.Array) -> list[jax.Array]:
+        """What `compiled_step` is compiled to."""
+        return self._open_pool("compiled_step").compiled_step(*args)
 
     def result_types(self, method: str) -> list[jax.ShapeDtypeStruct]:
         """What a call returns per environment."""
@@ -106,9 +126,10 @@ class Host:
         if method == "reset":
             return obs
         flag = jax.ShapeDtypeStruct(agents, np.bool_)
+        record = jax.ShapeDtypeStruct((5,), np.float32)
         return [
             jax.ShapeDtypeStruct((), np.int32),
-            jax.ShapeDtypeStruct((5,), np.float32),
+            *([record] if method == "step" else []),
             *obs,
             *obs,
             jax.ShapeDtypeStruct(agents, np.float32),
@@ -125,9 +146,19 @@ class Host:
 
     def call(self, method: str, *args: np.ndarray) -> Sequence[np.ndarray]:
         """Carries out a call where nothing is traced."""
+        return self._open_pool(method).call(method, *args)
+
+    def _open_pool(self, method: str) -> Any:
         if self.pool is None:
             raise RuntimeError(f"{self.name} is not open: {method} was called outside of a run")
-        return self.pool.call(method, *args)
+        return self.pool
+
+    def _timestep(self, leaves: Sequence[jax.Array]) -> Timestep:
+        structure = self._structure()
+        count = structure.num_leaves
+        obs = jax.tree.unflatten(structure, leaves[:count])
+        next_obs = jax.tree.unflatten(structure, leaves[count : 2 * count])
+        return Timestep(obs, next_obs, *leaves[2 * count :])
 
     def _structure(self) -> Any:
         return jax.tree.structure(space_types(self.environment.observation))

@@ -137,6 +137,12 @@ class Environments:
     @component("environment.step")
     def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
         environment = self._environment
+        if isinstance(environment, Host) and environment.is_compiled:
+            inner, step = environment.compiled_step(state.inner, action)
+            one = jnp.ones_like(step.reward)
+            counts = one if step.mask is None else step.mask.astype(jnp.float32)
+            record = jax.vmap(_recorded)(state.record, step.reward, step.done, counts)
+            return state._replace(inner=inner, record=record), step
         if isinstance(environment, Host):
             inner, record, step = environment.step(state.inner, state.record, action)
             return state._replace(inner=inner, record=record), step
@@ -165,9 +171,11 @@ class Environments:
         return next_state, Timestep(obs, step.obs, reward, terminated, truncated, step.mask)
 
 
-def _recorded(record: jax.Array, reward: jax.Array, done: jax.Array) -> jax.Array:
-    """One environment's record after a step."""
-    total, length = record[0] + reward, record[1] + 1
+def _recorded(
+    record: jax.Array, reward: jax.Array, done: jax.Array, counts: jax.Array | float = 1.0
+) -> jax.Array:
+    """One environment's record after a step, which `counts` as one or as none."""
+    total, length = record[0] + reward, record[1] + counts
     running = jnp.where(done, 0.0, jnp.stack([total, length]))
     finished = jnp.where(done, jnp.stack([jnp.ones_like(total), total, length]), 0.0)
     return jnp.concatenate([running, record[2:] + finished])

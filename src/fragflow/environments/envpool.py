@@ -8,7 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fragflow.api.host import HostBatch, HostStep
 from fragflow.api.spaces import Space
@@ -25,6 +28,8 @@ class EnvpoolEnvironment:
     threads: int
     observation: Space
     action: Space
+    compiles: bool
+    """whether a compiled program on the CPU can step them by itself"""
     has_mask: bool = True
     draws_apart: bool = True
 
@@ -52,7 +57,7 @@ class EnvpoolBatch:
         )
         self._was_done = np.zeros(self._count, np.bool_)
         with _quietly():
-            self._action_type = self._pool.action_space.dtype
+            self._action_type = self._pool.spec.action_array_spec["action"].dtype
             obs, _ = self._pool.reset()
         return obs.astype(self._obs_type)
 
@@ -66,6 +71,19 @@ class EnvpoolBatch:
         truncated = truncated & ~terminated
         self._was_done = terminated | truncated
         return HostStep(obs, obs, reward, terminated, truncated, mask)
+
+    def compiled_step(self, action: jax.Array) -> HostStep:
+        # MuJoCo's numbers have 64 bits, which JAX makes 32 of unless told.
+        with jax.enable_x64(True), _quietly():
+            handle, _, _, step = self._pool.xla()
+            _, (obs, reward, terminated, truncated, info) = step(
+                jnp.asarray(handle), lax.convert_element_type(action, self._action_type)
+            )
+            obs = lax.convert_element_type(obs, self._obs_type)
+            reward = lax.convert_element_type(reward, np.float32)
+        # The first observation of an episode comes after no step.
+        mask = info["elapsed_step"] != 0
+        return HostStep(obs, obs, reward, terminated, truncated & ~terminated, mask)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -88,14 +106,29 @@ def make(name: str, *, threads: int | None = None, **arguments: Any) -> EnvpoolE
     with _quietly():
         observation = space_of(name, "observations", pool.observation_space)
         action = space_of(name, "actions", pool.action_space)
+    compiles = _compiles(pool)
     pool.close()
-    identity = tuple(sorted(arguments.items()))
-    return EnvpoolEnvironment(name, identity, threads or os.cpu_count() or 1, observation, action)
+    return EnvpoolEnvironment(
+        name=name,
+        arguments=tuple(sorted(arguments.items())),
+        threads=threads or os.cpu_count() or 1,
+        observation=observation,
+        action=action,
+        compiles=compiles,
+    )
 
 
 def names() -> tuple[str, ...]:
     """Every environment that `make` knows; none if EnvPool is not installed."""
     return tuple(_envpool().list_all_envs())
+
+
+def _compiles(pool: Any) -> bool:
+    try:
+        pool.xla()
+    except RuntimeError:  # EnvPool's word for observations without a fixed size
+        return False
+    return True
 
 
 def _make(name: str, **settings: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fragflow._jax import contains_host_call, source_line
+from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
 from fragflow.errors import GraphError, PolicyError, ReplicaError
 from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce
 from fragflow.graph.ir import (
@@ -22,7 +22,7 @@ from fragflow.graph.ir import (
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.graph.pair import sized_dims
 from fragflow.graph.trace import Trace
-from fragflow.policies.policy import Policy
+from fragflow.policies.policy import Placed, Policy
 
 
 def check_owners(flow: Dataflow, owners: Mapping[str, str], fragments: Sequence[str]) -> None:
@@ -238,15 +238,26 @@ def check_fdg(fdg: FDG) -> None:
         raise GraphError(f"a component is placed twice: {sorted(owned)}")
 
 
-def refuse_host_in_one_program(policy: Policy, trace: Trace, environment: str) -> None:
-    """An environment on the host cannot be in a program for an accelerator."""
-    if not any(contains_host_call(eqn) for eqn in trace.closed.jaxpr.eqns):
-        return
-    for place in policy.places:
-        holds_it = any(c.split(".")[0] == "environment" for c in place.components)
-        if holds_it and place.device == "accelerator":
-            raise PolicyError(
-                f"policy {policy.name!r} compiles the environment into the program of fragment "
-                f"{place.name!r}, but {environment} is no JAX program: it runs on the host. Use a "
-                "policy with environments on CPUs, like single-learner-coarse."
-            )
+def refuse_host_in_one_program(
+    policy: Policy, placed: Sequence[Placed], trace: Trace, environment: str
+) -> None:
+    """An environment on the host cannot be in a program for an accelerator.
+
+    One that compiles can be in a program for the CPU, but not in one that is cut over devices.
+    """
+    instead = "Use a policy with environments on CPUs, like single-learner-coarse."
+    eqns = trace.closed.jaxpr.eqns
+    if policy.is_one_program and any(contains_host_call(eqn) for eqn in eqns):
+        raise PolicyError(
+            f"policy {policy.name!r} compiles the environment into the program of fragment "
+            f"{policy.places[0].name!r}, but {environment} is no JAX program: it runs on the host. "
+            f"{instead}"
+        )
+    if any(host for eqn in eqns for host in hosts_compiled_into(eqn)):
+        for fragment in placed:
+            if fragment.replicas > 1 and "environment.step" in fragment.components:
+                raise PolicyError(
+                    f"policy {policy.name!r} spreads fragment {fragment.name!r} over "
+                    f"{fragment.replicas} devices, but {environment} compiles into a program for "
+                    f"one: use --workers 1. {instead}"
+                )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fragflow._jax import ClosedJaxpr, contains_all_reduce
 from fragflow.api.algorithm import Algorithm
+from fragflow.api.host import Host
 from fragflow.api.vector import AnyEnvironment
 from fragflow.graph.build import build
 from fragflow.graph.check import (
@@ -34,7 +35,7 @@ class Traced:
     """An algorithm on an environment, traced on demand for each number of environments."""
 
     algorithm: Algorithm
-    environment: AnyEnvironment
+    environment: AnyEnvironment | Host
     num_envs: int
     traces: dict[int, Trace]
 
@@ -47,7 +48,7 @@ class Traced:
         return trace_init(self.algorithm, self.environment, self.num_envs, num_envs)
 
 
-def traced(algorithm: Algorithm, environment: AnyEnvironment, num_envs: int) -> Traced:
+def traced(algorithm: Algorithm, environment: AnyEnvironment | Host, num_envs: int) -> Traced:
     """Prepares tracing; the first trace is made when it is asked for."""
     return Traced(algorithm=algorithm, environment=environment, num_envs=num_envs, traces={})
 
@@ -66,8 +67,8 @@ def cut(
     """
     options = options or Options()
     components = components_in(source.at(source.num_envs))
-    refuse_host_in_one_program(policy, source.at(source.num_envs), source.environment.name)
     placed = place(policy, deployment, components, source.num_envs)
+    refuse_host_in_one_program(policy, placed, source.at(source.num_envs), source.environment.name)
     assignment = assign(policy, components)
     owner_names = {part: p.name for p in placed for part in p.name.split("+")}
 

@@ -323,5 +323,5 @@ RULES: dict[str, Rule] = {
     "dot_general": dot_general,
     "conv_general_dilated": convolution,
     "all_reduce": all_reduce,
-    "host_call": host_call,
+    **dict.fromkeys(("host_call", "host_program"), host_call),
 }

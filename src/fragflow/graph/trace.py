@@ -17,6 +17,7 @@ from fragflow._jax import (
     inner_jaxprs,
 )
 from fragflow.api.algorithm import Algorithm, Clock
+from fragflow.api.host import Host
 from fragflow.api.vector import AnyEnvironment, Environments, clear_episode_stats, episode_stats
 from fragflow.errors import TraceError
 
@@ -37,7 +38,7 @@ class Trace:
 
 
 def init_function(
-    algorithm: Algorithm, environment: AnyEnvironment, total: int
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int
 ) -> Callable[[jax.Array, jax.Array], Any]:
     """`(run key, env ids) -> first state`, with strong types."""
 
@@ -51,7 +52,7 @@ def init_function(
 
 def iteration_function(
     algorithm: Algorithm,
-    environment: AnyEnvironment,
+    environment: AnyEnvironment | Host,
     total: int,
     on_step: Callable[[], None] | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
@@ -87,7 +88,9 @@ def source_avals(num_envs: int) -> tuple[jax.ShapeDtypeStruct, ...]:
     )
 
 
-def trace(algorithm: Algorithm, environment: AnyEnvironment, total: int, num_envs: int) -> Trace:
+def trace(
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, num_envs: int
+) -> Trace:
     """Traces one iteration as seen by a fragment that holds `num_envs` environments."""
     sources = source_avals(num_envs)
     init = init_function(algorithm, environment, total)
@@ -114,7 +117,7 @@ def trace(algorithm: Algorithm, environment: AnyEnvironment, total: int, num_env
 
 
 def trace_init(
-    algorithm: Algorithm, environment: AnyEnvironment, total: int, num_envs: int
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, num_envs: int
 ) -> ClosedJaxpr:
     """Traces how the first state is made."""
     ids, key = source_avals(num_envs)[:2]

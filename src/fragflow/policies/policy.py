@@ -57,6 +57,11 @@ class Policy:
                     )
                 seen[component] = place.name
 
+    @property
+    def is_one_program(self) -> bool:
+        """Whether it compiles the whole loop, environments included, for an accelerator."""
+        return len(self.places) == 1 and self.places[0].device == "accelerator"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from fragflow._jax import Eqn, bind, contains_all_reduce
+from fragflow._jax import Eqn, bind, contains_all_reduce, hosts_compiled_into
 from fragflow.graph.cut import BLOCK
 from fragflow.graph.ir import Loop, Op, Value, is_host_call, walk
 from fragflow.graph.kinds import Kind, Tag
@@ -18,8 +18,10 @@ from fragflow.graph.kinds import Kind, Tag
 
 def is_row_wise(op: Op, kinds: Mapping[Value, Kind]) -> bool:
     """Whether a component maps rows of environments to rows, each by itself."""
-    if not op.components or contains_all_reduce(op.eqn) or is_host_call(op):
+    if not op.components or contains_all_reduce(op.eqn):
         return False
+    if is_host_call(op) or any(hosts_compiled_into(op.eqn)):
+        return False  # environments answer row by row already, all at once
     ins = [kinds[v] for v in op.inputs if v is not None]
     outs = [kinds[v] for v in op.outputs if v is not None]
     return (

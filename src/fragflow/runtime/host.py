@@ -4,15 +4,19 @@ import contextlib
 import functools
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
-from fragflow.api.host import Host, HostEnvironment, HostStep
+from fragflow._jax import hosts_compiled_into
+from fragflow.api.host import Host, HostEnvironment, HostStep, has_compiled_step
+from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import EnvironmentFault, FragflowError
-from fragflow.graph.ir import FDG, Op, is_host_call, walk
+from fragflow.graph.ir import FDG, Fragment, Op, is_host_call, walk
+from fragflow.policies.policy import Deployment, Policy
 
 
 def open_pools(fdg: FDG) -> dict[str, list["HostPool"]]:
@@ -20,10 +24,9 @@ def open_pools(fdg: FDG) -> dict[str, list["HostPool"]]:
     pools: dict[str, list[HostPool]] = {}
     try:
         for name, fragment in fdg.fragments.items():
-            calls = [n for n in walk((fragment.loop,)) if isinstance(n, Op) and is_host_call(n)]
-            if not calls:
+            host = _host_of(fragment)
+            if host is None:
                 continue
-            host = calls[0].eqn.params["host"]
             count = 1 if fragment.group else fragment.replicas
             size = fdg.program.num_envs // count
             pools[name] = []
@@ -33,6 +36,27 @@ def open_pools(fdg: FDG) -> dict[str, list["HostPool"]]:
         close_pools(pools)
         raise
     return pools
+
+
+def _host_of(fragment: Fragment) -> Host | None:
+    """Whose environments a fragment steps, if they are on the host."""
+    for node in walk((fragment.loop,)):
+        if isinstance(node, Op) and is_host_call(node):
+            return node.eqn.params["host"]
+        if isinstance(node, Op):
+            for host in hosts_compiled_into(node.eqn):
+                return host
+    return None
+
+
+def as_placed(
+    environment: AnyEnvironment, policy: Policy, deployment: Deployment
+) -> AnyEnvironment | Host:
+    """`environment`, to be stepped by the compiled program itself where the policy wants that."""
+    if not isinstance(environment, HostEnvironment) or not has_compiled_step(environment):
+        return environment
+    on_cpu = deployment.platform("accelerator") == "cpu"
+    return Host(environment, is_compiled=True) if policy.is_one_program and on_cpu else environment
 
 
 def close_pools(pools: Mapping[str, Sequence["HostPool"]]) -> None:
@@ -63,8 +87,10 @@ class HostPool:
         self._host = host
         self._environment = host.environment
         self._steps = 0
+        if host.is_compiled:
+            host.pool = self
         try:
-            self._batch = host.environment.open(self.ids)
+            self._batch: Any = host.environment.open(self.ids)
         except Exception as error:
             raise self._fault("its start", error) from error
         self.busy_since: float | None = None
@@ -81,11 +107,26 @@ class HostPool:
 
     def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
         """Answers a call of the traced program."""
+        with self.waiting():
+            return self._reset(*args) if method == "reset" else self._step(*args)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While a compiled program steps the environments."""
         self.busy_since = time.monotonic()
         try:
-            return self._reset(*args) if method == "reset" else self._step(*args)
+            yield
         finally:
             self.busy_since = None
+
+    def compiled_step(self, ticket: jax.Array, action: jax.Array) -> list[jax.Array]:
+        """What a step is compiled to; by its ticket, XLA sees that it comes after the one before.
+
+        Nothing is checked here: NaN will show in the metrics.
+        """
+        ticket, action = lax.optimization_barrier((ticket, action))
+        step = self._batch.compiled_step(action)
+        return lax.optimization_barrier([ticket + 1, *jax.tree.leaves(tuple(step))])
 
     def stuck(self, seconds: float) -> EnvironmentFault | None:
         """An error if a call has taken longer than `seconds`."""
@@ -99,6 +140,8 @@ class HostPool:
 
     def close(self) -> None:
         """Ends all that the environments have started."""
+        if self._host.is_compiled and self.busy_since is not None:
+            return  # a compiled program is still using them: they end with the process
         self._batch.close()
 
     def _reset(self, raw_keys: Any) -> Sequence[np.ndarray]:

@@ -1,5 +1,6 @@
 """A worker holds what one replica of a fragment needs: its programs, its values, its channels."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,6 +49,10 @@ class Worker:
 
     def run_fused(self, start: int, count: int) -> Metrics:
         """Runs iterations that need no messages: as one call, or as few."""
+        with self.pool.waiting() if self.pool else contextlib.nullcontext():
+            return self._run_fused(start, count)
+
+    def _run_fused(self, start: int, count: int) -> Metrics:
         (program,) = self.programs
         loop = self.part.fragment.loop
         values = self.values
