@@ -68,7 +68,7 @@ class HostEnvironment(Protocol):
 class CompiledBatch(HostBatch, Protocol):
     """Environments in C++ that a compiled program on the CPU can step by itself."""
 
-    def compiled_step(self, action: jax.Array) -> HostStep:
+    def compiled_step(self, action: jax.Array) -> Timestep:
         """`step` as a traced function; `reset` comes before."""
         ...
 

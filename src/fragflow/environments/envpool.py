@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fragflow.api.environment import Timestep
 from fragflow.api.host import HostBatch, HostStep
 from fragflow.api.spaces import Space
 from fragflow.environments.gymnasium_spaces import space_of
@@ -72,7 +73,7 @@ class EnvpoolBatch:
         self._was_done = terminated | truncated
         return HostStep(obs, obs, reward, terminated, truncated, mask)
 
-    def compiled_step(self, action: jax.Array) -> HostStep:
+    def compiled_step(self, action: jax.Array) -> Timestep:
         # MuJoCo's numbers have 64 bits, which JAX makes 32 of unless told.
         with jax.enable_x64(True), _quietly():
             handle, _, _, step = self._pool.xla()
@@ -83,7 +84,7 @@ class EnvpoolBatch:
             reward = lax.convert_element_type(reward, np.float32)
         # The first observation of an episode comes after no step.
         mask = info["elapsed_step"] != 0
-        return HostStep(obs, obs, reward, terminated, truncated & ~terminated, mask)
+        return Timestep(obs, obs, reward, terminated, truncated & ~terminated, mask)
 
     def close(self) -> None:
         if self._pool is not None:
