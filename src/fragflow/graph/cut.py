@@ -1,7 +1,7 @@
 """The compiler: an algorithm, a policy and a deployment become a fragmented dataflow graph."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fragflow._jax import ClosedJaxpr, contains_all_reduce
 from fragflow.api.algorithm import Algorithm
@@ -22,8 +22,10 @@ from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
 from fragflow.graph.kinds import UNIFORM, Kind
 from fragflow.graph.optimise import coalesce, unhoist
 from fragflow.graph.split import Options, insert_transfers, project, split
+from fragflow.graph.synchronise import late_messages, server_of
 from fragflow.graph.trace import Trace, components_in, trace, trace_init
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
+from fragflow.policies.synchronisation import Asynchronous
 
 EVERYWHERE = "everywhere"
 BLOCK = 8
@@ -37,20 +39,34 @@ class Traced:
     algorithm: Algorithm
     environment: AnyEnvironment | Host
     num_envs: int
+    """how many are in the program that is cut"""
+    total: int
+    """how many there are in all: more, if it is one worker's program"""
     traces: dict[int, Trace]
 
     def at(self, num_envs: int) -> Trace:
         if num_envs not in self.traces:
-            self.traces[num_envs] = trace(self.algorithm, self.environment, self.num_envs, num_envs)
+            self.traces[num_envs] = trace(self.algorithm, self.environment, self.total, num_envs)
         return self.traces[num_envs]
 
     def init_at(self, num_envs: int) -> ClosedJaxpr:
-        return trace_init(self.algorithm, self.environment, self.num_envs, num_envs)
+        return trace_init(self.algorithm, self.environment, self.total, num_envs)
 
 
-def traced(algorithm: Algorithm, environment: AnyEnvironment | Host, num_envs: int) -> Traced:
+def traced(
+    algorithm: Algorithm,
+    environment: AnyEnvironment | Host,
+    num_envs: int,
+    total: int | None = None,
+) -> Traced:
     """Prepares tracing; the first trace is made when it is asked for."""
-    return Traced(algorithm=algorithm, environment=environment, num_envs=num_envs, traces={})
+    return Traced(
+        algorithm=algorithm,
+        environment=environment,
+        num_envs=num_envs,
+        total=total or num_envs,
+        traces={},
+    )
 
 
 def cut(
@@ -76,7 +92,9 @@ def cut(
         return owner_names[assignment[component]]
 
     replicas = {p.name: p.replicas for p in placed}
-    needs_replica_check = deterministic or any(count > 1 for count in replicas.values())
+    is_async = isinstance(policy.synchronisation, Asynchronous)
+    is_replicated = any(count > 1 for count in replicas.values())
+    needs_replica_check = deterministic or is_replicated or is_async
     sizes = _analysis_sizes(source) if needs_replica_check else (0, 0)
     wanted = [source.num_envs, *(p.num_envs for p in placed)]
     if needs_replica_check:
@@ -134,7 +152,11 @@ def cut(
         row_kinds=kinds,
     )
     check_fdg(fdg)
-    return fdg
+    return replace(
+        fdg,
+        delays=late_messages(policy, fdg),
+        server=server_of(policy, fdg) if is_async else None,
+    )
 
 
 def _analysis_sizes(source: Traced) -> tuple[int, int]:
@@ -176,6 +198,8 @@ def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:
         constants=tuple(c for c in program.constants if c.output in used),
         loop=loop,
         group=placed.replicas > 1 and reduces,
+        own_devices=placed.own_devices,
+        first_device=placed.first_device,
     )
 
 

@@ -5,7 +5,7 @@ position 7), so it is the same in every trace of the same loop, whatever the num
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fragflow._jax import Eqn, host_call_p
@@ -144,6 +144,10 @@ class Fragment:
     """before replicas that share a place were fused into a larger batch"""
     group: bool = False
     """replicas reduce among themselves, so they run as one program over a mesh"""
+    own_devices: bool = False
+    """each replica has a device of its own"""
+    first_device: int = 0
+    """where its devices begin, among those of its platform"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,10 @@ class FDG:
     """per fragment, what its replicas hold of each value (see replicas.py)"""
     row_kinds: Mapping[Value, Any]
     """the same if every fragment were replicated: which values have the environment axis"""
+    delays: Mapping[str, int] = field(default_factory=dict[str, int])
+    """by message, by how many iterations it is late"""
+    server: str | None = None
+    """the fragment that handles messages as they come; the others are one worker's"""
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:

@@ -13,3 +13,8 @@ from fragflow.policies.policy import Placed as Placed
 from fragflow.policies.policy import Policy as Policy
 from fragflow.policies.policy import assign as assign
 from fragflow.policies.policy import place as place
+from fragflow.policies.synchronisation import Asynchronous as Asynchronous
+from fragflow.policies.synchronisation import Lag as Lag
+from fragflow.policies.synchronisation import Lockstep as Lockstep
+from fragflow.policies.synchronisation import Synchronisation as Synchronisation
+from fragflow.policies.synchronisation import synchronisation as synchronisation

@@ -66,6 +66,7 @@ def parameter_server(name: str, summary: str) -> Policy:
             Place(name="server", components=("learner.update",)),
         ),
         summary=summary,
+        ahead=0,
     )
 
 

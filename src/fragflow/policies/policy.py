@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fragflow.errors import PolicyError, did_you_mean
+from fragflow.policies.synchronisation import LOCKSTEP, Synchronisation
 
 Replicas = Literal["one", "workers", "learners"]
 Device = Literal["cpu", "accelerator"]
@@ -25,6 +26,8 @@ class Place:
     """shares its replicas' workers with this fragment, and is one with it on the same device"""
     optional: tuple[str, ...] = ()
     """components that an algorithm need not have"""
+    own_devices: bool = False
+    """its replicas have devices that no other fragment uses"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,9 @@ class Policy:
     name: str
     places: tuple[Place, ...]
     summary: str = ""
+    synchronisation: Synchronisation = LOCKSTEP
+    ahead: int = 1
+    """if asynchronous: messages of one worker that may wait while it goes on"""
 
     def __post_init__(self) -> None:
         names = [place.name for place in self.places]
@@ -105,6 +111,9 @@ class Placed:
     """environments per replica"""
     asked_replicas: int
     """before replicas that share a place were fused"""
+    own_devices: bool = False
+    first_device: int = 0
+    """where its devices begin, among those of its platform"""
 
 
 def place(
@@ -113,6 +122,7 @@ def place(
     """The fragments of `policy` for an algorithm with these components."""
     assignment = assign(policy, components)
     placed: list[Placed] = []
+    taken = 0
     for spec in _merge_pairs(policy.places, deployment):
         owned = tuple(sorted(c for c, name in assignment.items() if name in spec.name.split("+")))
         if not owned:
@@ -137,8 +147,11 @@ def place(
                 device=platform,
                 num_envs=num_envs // fused,
                 asked_replicas=replicas,
+                own_devices=spec.own_devices,
+                first_device=taken if spec.own_devices else 0,
             )
         )
+        taken += fused if spec.own_devices else 0
     counts = sorted({p.replicas for p in placed})
     for small, large in itertools.pairwise(counts):
         if large % small:

@@ -12,13 +12,14 @@ MOST_VIRTUAL = 8
 
 
 def needed_devices(policy: Policy, deployment: Deployment) -> int:
-    """Devices that replicas which may reduce among themselves need, each its own."""
+    """Devices that replicas which may reduce among themselves, or ask for their own, need."""
+    own = sum(deployment.count(p.replicas) for p in policy.places if p.own_devices)
     counts = [
         deployment.count(place.replicas)
         for place in policy.places
         if any(c.split(".")[0] not in ("environment", "actor") for c in _claims(place))
     ]
-    return max(counts, default=1)
+    return max(own, *counts, 1)
 
 
 def _claims(place: Place) -> tuple[str, ...]:

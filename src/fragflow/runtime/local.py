@@ -2,59 +2,29 @@
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from fragflow._jax import REPLICA_AXIS, plain_aval
-from fragflow.errors import ConfigError
 from fragflow.graph.interfaces import crossings, transfer_bytes
-from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
-from fragflow.graph.kinds import UNIFORM, Kind, Tag
-from fragflow.runtime.blocks import blocked_operations
+from fragflow.graph.ir import FDG, Value
+from fragflow.graph.kinds import Kind, Tag
+from fragflow.runtime.assembly import Assembly, Progress
 from fragflow.runtime.channels import Channels, Closed
-from fragflow.runtime.compiled import Program, compile_segment, compile_training
 from fragflow.runtime.crew import Crew
-from fragflow.runtime.evaluate import Setting
 from fragflow.runtime.host import HostPool, close_pools
-from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
-from fragflow.runtime.parcels import is_divided, part_name, share
-from fragflow.runtime.plan import Part, Plan, make_plan
+from fragflow.runtime.layout import kind_of
+from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.script import teams, write
 from fragflow.runtime.threads import JobThread
 from fragflow.runtime.worker import Metrics, Worker
 
 GRACE_SECONDS = 5.0
 """for threads to end by themselves"""
-
-Progress = Callable[[str, int, int], None]
-"""(phase, done, total)"""
-
-
-def _no_progress(phase: str, done: int, total: int) -> None:
-    del phase, done, total
-
-
-def devices_for(fragment: Fragment) -> list[Any]:
-    """The devices that a fragment's replicas run on."""
-    available = jax.devices(fragment.device)
-    if fragment.group:
-        if len(available) < fragment.replicas:
-            more = f", or start Python with JAX_NUM_CPU_DEVICES={fragment.replicas}"
-            raise ConfigError(
-                f"fragment {fragment.name!r} needs {fragment.replicas} {fragment.device} devices, "
-                f"but JAX has started with {len(available)}. Use fewer workers or learners"
-                f"{more if fragment.device == 'cpu' else ''}."
-            )
-        return list(available[: fragment.replicas])
-    if fragment.device == "cpu":
-        return [available[0]] * fragment.replicas
-    return [available[r % len(available)] for r in range(fragment.replicas)]
 
 
 class LocalRuntime:
@@ -78,39 +48,35 @@ class LocalRuntime:
         """
         self.fdg = fdg
         self._pools = pools or {}
-        progress = progress or _no_progress
         self.plan: Plan = make_plan(fdg)
-        self.num_programs = 0
-        self._sources = sources
-        self._row_kinds = row_kinds
-        self._compiler_options = dict(compiler_options or {})
+        assembly = Assembly(
+            fdg,
+            self.plan,
+            state,
+            sources,
+            row_kinds=row_kinds,
+            compiler_options=compiler_options,
+            progress=progress,
+        )
         self._channels = Channels(stall_timeout_seconds)
         self._workers: list[Worker] = []
-        layouts = {name: self._layouts(part) for name, part in self.plan.parts.items()}
-        total = sum(
-            (1 if part.fused else len(part.segments)) * len(set(map(_device_key, layouts[name])))
-            for name, part in self.plan.parts.items()
-        )
         for name, part in self.plan.parts.items():
-            compiled: dict[Any, list[Program]] = {}
-            for index, layout in enumerate(layouts[name]):
-                key = _device_key(layout)
-                if key not in compiled:
-                    compiled[key] = self._compile(part, layout, total, progress)
+            count = 1 if part.fragment.group else part.fragment.replicas
+            for index, layout in enumerate(assembly.layouts(name)):
                 replicas = range(part.fragment.replicas) if part.fragment.group else [index]
-                values = self._first_values(part, list(replicas), layout, state)
                 self._workers.append(
                     Worker(
                         fdg,
                         part,
                         replicas,
                         layout,
-                        compiled[key],
-                        values,
+                        assembly.programs(name, layout),
+                        assembly.first_values(part, layout, (index, count), fdg.kinds[name]),
                         self._channels,
                         self._pools[name][index] if name in self._pools else None,
                     )
                 )
+        self.num_programs = assembly.num_programs
         self._crews = self._make_crews()
         self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._crews]
         self._failure: tuple[Crew, BaseException] | None = None
@@ -178,93 +144,6 @@ class LocalRuntime:
         makers = [n for n in names if (n, next_value) not in received]
         return (makers or names)[0]
 
-    def _layouts(self, part: Part) -> list[Layout]:
-        devices = devices_for(part.fragment)
-        if part.fragment.group:
-            return [Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))]
-        return [OneDevice(device=device) for device in devices]
-
-    def _compile(self, part: Part, layout: Layout, total: int, progress: Progress) -> list[Program]:
-        fragment = part.fragment
-        avals = self._avals(part)
-        kinds = self.fdg.kinds[fragment.name]
-        replacements = (
-            blocked_operations(fragment.loop, self._row_kinds, fragment.num_envs)
-            if self._row_kinds is not None
-            else {}
-        )
-        setting = Setting(
-            num_envs=fragment.num_envs,
-            group=fragment.replicas if fragment.group else 1,
-            replacements=replacements,
-        )
-        programs = []
-        if part.fused:
-            progress("compiling", self.num_programs, total)
-            sources = list(self.fdg.program.sources.values())
-            programs.append(
-                compile_training(
-                    fragment, sources, avals, kinds, layout, setting, self._compiler_options
-                )
-            )
-            self.num_programs += 1
-        for index, segment in enumerate(part.segments):
-            progress("compiling", self.num_programs, total)
-            name = f"{fragment.name}/{index}"
-            programs.append(
-                compile_segment(
-                    segment, avals, kinds, layout, setting, name, self._compiler_options
-                )
-            )
-            self.num_programs += 1
-        progress("compiling", self.num_programs, total)
-        return programs
-
-    def _avals(self, part: Part) -> dict[Value, Any]:
-        fragment = part.fragment
-        avals = dict(self.fdg.program.avals[fragment.num_envs])
-        for constant in fragment.constants:
-            array = constant.arrays[fragment.num_envs]
-            avals[constant.output] = jax.ShapeDtypeStruct(np.shape(array), array.dtype)
-        for loop in part.loops:
-            avals[loop.counter] = jax.ShapeDtypeStruct((), np.int32)
-        for transfer in self.fdg.transfers:
-            if transfer.target == fragment.name:
-                avals |= _piece_avals(self.fdg, transfer)
-        return {**avals, **part.packed_avals}
-
-    def _first_values(
-        self,
-        part: Part,
-        replicas: Sequence[int],
-        layout: Layout,
-        state: Mapping[Value, np.ndarray | jax.Array],
-    ) -> dict[Value, jax.Array]:
-        fragment = part.fragment
-        kinds = self.fdg.kinds[fragment.name]
-        values: dict[Value, jax.Array] = {}
-
-        def local(array: Any, kind: Kind) -> Any:
-            """This replica's rows; a group gets all of them."""
-            if fragment.replicas == 1 or fragment.group or kind.tag is not Tag.VARYING:
-                return array
-            rows = np.shape(array)[kind.axis] // fragment.replicas
-            window = [slice(None)] * kind.axis + [
-                slice(replicas[0] * rows, (replicas[0] + 1) * rows)
-            ]
-            return array[tuple(window)]
-
-        for constant in fragment.constants:
-            values[constant.output] = layout.place(constant.arrays[fragment.num_envs], UNIFORM)
-        for name, array in self._sources.items():
-            kind = kind_of(name, kinds)
-            values[name] = layout.place(local(array, kind), kind)
-        for carry in fragment.loop.carries:
-            kind = kind_of(carry.inside, kinds)
-            placed = layout.place(local(state[carry.inside], kind), kind)
-            values[carry.init] = values[carry.inside] = placed
-        return values
-
     def _make_crews(self) -> list[Crew]:
         """The workers that each thread drives: those of a team, or one replica of a fragment."""
         crews = []
@@ -317,27 +196,3 @@ class LocalRuntime:
                     else arrays[0]
                 )
         return rows
-
-
-def _device_key(layout: Layout) -> Any:
-    return layout.device if isinstance(layout, OneDevice) else "group"
-
-
-def _piece_avals(fdg: FDG, transfer: Transfer) -> dict[Value, Any]:
-    source = fdg.fragments[transfer.source]
-    target = fdg.fragments[transfer.target]
-    if source.replicas <= target.replicas:
-        return {}
-
-    def aval(parcel: Parcel) -> Any:
-        plain = plain_aval(fdg.program.avals[source.num_envs][parcel.value])
-        # A partial value has a leading axis in a group, of one entry per replica.
-        stacked = source.group and parcel.collective.startswith("reduce-")
-        return jax.ShapeDtypeStruct((1, *plain.shape) if stacked else plain.shape, plain.dtype)
-
-    return {
-        part_name(p.value, k): aval(p)
-        for p in transfer.parcels
-        if is_divided(p)
-        for k in range(share(fdg, transfer))
-    }

@@ -1,0 +1,196 @@
+"""Everything that a graph's workers need before they start: programs, devices, first values."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fragflow._jax import REPLICA_AXIS, plain_aval
+from fragflow.errors import ConfigError
+from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
+from fragflow.graph.kinds import UNIFORM, Kind, Tag
+from fragflow.runtime.blocks import blocked_operations
+from fragflow.runtime.compiled import Program, compile_segment, compile_training
+from fragflow.runtime.evaluate import Setting
+from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
+from fragflow.runtime.parcels import is_divided, part_name, share
+from fragflow.runtime.plan import Part, Plan
+
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total)"""
+
+
+def devices_for(fragment: Fragment) -> list[Any]:
+    """The devices that a fragment's replicas run on."""
+    available = jax.devices(fragment.device)[fragment.first_device :]
+    if fragment.group:
+        if len(available) < fragment.replicas:
+            needed = fragment.first_device + fragment.replicas
+            more = f", or start Python with JAX_NUM_CPU_DEVICES={needed}"
+            raise ConfigError(
+                f"fragment {fragment.name!r} needs {fragment.replicas} {fragment.device} devices, "
+                f"but JAX has started with {len(available)}. Use fewer workers or learners"
+                f"{more if fragment.device == 'cpu' else ''}."
+            )
+        return list(available[: fragment.replicas])
+    if fragment.device == "cpu" and not fragment.own_devices:
+        return [available[0]] * fragment.replicas
+    return [available[r % len(available)] for r in range(fragment.replicas)]
+
+
+class Assembly:
+    """Compiles the programs of a graph, and finds what its workers start from."""
+
+    def __init__(
+        self,
+        fdg: FDG,
+        plan: Plan,
+        state: Mapping[Value, np.ndarray | jax.Array],
+        sources: Mapping[Value, np.ndarray],
+        *,
+        row_kinds: Mapping[Value, Kind] | None = None,
+        compiler_options: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ):
+        """`state` holds the first value of every state leaf, `row_kinds` asks for blocks."""
+        self.fdg = fdg
+        self.plan = plan
+        self.num_programs = 0
+        self._state = state
+        self._sources = sources
+        self._row_kinds = row_kinds
+        self._compiler_options = dict(compiler_options or {})
+        self._progress = progress or _no_progress
+        self._layouts = {name: _layouts(part) for name, part in plan.parts.items()}
+        self._compiled: dict[tuple[str, Any], list[Program]] = {}
+        self._total = sum(
+            (1 if part.fused else len(part.segments))
+            * len(set(map(_device_key, self._layouts[name])))
+            for name, part in plan.parts.items()
+        )
+
+    def layouts(self, name: str) -> list[Layout]:
+        """Where the replicas of a fragment are; a group's are all in one place."""
+        return self._layouts[name]
+
+    def programs(self, name: str, layout: Layout) -> list[Program]:
+        """A fragment's programs; replicas on one device share them."""
+        key = (name, _device_key(layout))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(self.plan.parts[name], layout)
+        return self._compiled[key]
+
+    def first_values(
+        self, part: Part, layout: Layout, portion: tuple[int, int], kinds: Mapping[Value, Kind]
+    ) -> dict[Value, jax.Array]:
+        """Constants, sources and state of the replica `portion[0]` of `portion[1]`.
+
+        `kinds` say which of these have the environment axis.
+        """
+        fragment = part.fragment
+        index, count = portion
+
+        def place(array: Any, name: Value) -> jax.Array:
+            kind = kind_of(name, kinds)
+            if count > 1 and kind.tag is Tag.VARYING:
+                rows = np.shape(array)[kind.axis] // count
+                window = slice(index * rows, (index + 1) * rows)
+                array = array[(*[slice(None)] * kind.axis, window)]
+            return layout.place(array, kind_of(name, self.fdg.kinds[fragment.name]))
+
+        values: dict[Value, jax.Array] = {}
+        for constant in fragment.constants:
+            values[constant.output] = layout.place(constant.arrays[fragment.num_envs], UNIFORM)
+        for name, array in self._sources.items():
+            values[name] = place(array, name)
+        for carry in fragment.loop.carries:
+            values[carry.init] = values[carry.inside] = place(
+                self._state[carry.inside], carry.inside
+            )
+        return values
+
+    def _compile(self, part: Part, layout: Layout) -> list[Program]:
+        fragment = part.fragment
+        avals = self._avals(part)
+        kinds = self.fdg.kinds[fragment.name]
+        replacements = (
+            blocked_operations(fragment.loop, self._row_kinds, fragment.num_envs)
+            if self._row_kinds is not None
+            else {}
+        )
+        setting = Setting(
+            num_envs=fragment.num_envs,
+            group=fragment.replicas if fragment.group else 1,
+            replacements=replacements,
+        )
+        programs = []
+        if part.fused:
+            self._progress("compiling", self.num_programs, self._total)
+            sources = list(self.fdg.program.sources.values())
+            programs.append(
+                compile_training(
+                    fragment, sources, avals, kinds, layout, setting, self._compiler_options
+                )
+            )
+            self.num_programs += 1
+        for index, segment in enumerate(part.segments):
+            self._progress("compiling", self.num_programs, self._total)
+            name = f"{fragment.name}/{index}"
+            programs.append(
+                compile_segment(
+                    segment, avals, kinds, layout, setting, name, self._compiler_options
+                )
+            )
+            self.num_programs += 1
+        self._progress("compiling", self.num_programs, self._total)
+        return programs
+
+    def _avals(self, part: Part) -> dict[Value, Any]:
+        fragment = part.fragment
+        avals = dict(self.fdg.program.avals[fragment.num_envs])
+        for constant in fragment.constants:
+            array = constant.arrays[fragment.num_envs]
+            avals[constant.output] = jax.ShapeDtypeStruct(np.shape(array), array.dtype)
+        for loop in part.loops:
+            avals[loop.counter] = jax.ShapeDtypeStruct((), np.int32)
+        for transfer in self.fdg.transfers:
+            if transfer.target == fragment.name:
+                avals |= _piece_avals(self.fdg, transfer)
+        return {**avals, **part.packed_avals}
+
+
+def _layouts(part: Part) -> list[Layout]:
+    devices = devices_for(part.fragment)
+    if part.fragment.group:
+        return [Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))]
+    return [OneDevice(device=device) for device in devices]
+
+
+def _no_progress(phase: str, done: int, total: int) -> None:
+    del phase, done, total
+
+
+def _device_key(layout: Layout) -> Any:
+    return layout.device if isinstance(layout, OneDevice) else "group"
+
+
+def _piece_avals(fdg: FDG, transfer: Transfer) -> dict[Value, Any]:
+    source = fdg.fragments[transfer.source]
+    target = fdg.fragments[transfer.target]
+    if source.replicas <= target.replicas:
+        return {}
+
+    def aval(parcel: Parcel) -> Any:
+        plain = plain_aval(fdg.program.avals[source.num_envs][parcel.value])
+        # A partial value has a leading axis in a group, of one entry per replica.
+        stacked = source.group and parcel.collective.startswith("reduce-")
+        return jax.ShapeDtypeStruct((1, *plain.shape) if stacked else plain.shape, plain.dtype)
+
+    return {
+        part_name(p.value, k): aval(p)
+        for p in transfer.parcels
+        if is_divided(p)
+        for k in range(share(fdg, transfer))
+    }
