@@ -1,10 +1,11 @@
 """Composes everything: trace, cut, place, run. The only module that knows all the stages."""
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from fragflow.api.algorithm import Algorithm
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.vector import AnyEnvironment
-from fragflow.errors import ConfigError, NonFiniteError
+from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import Traced, cut, traced
 from fragflow.graph.ir import FDG
 from fragflow.graph.split import Options
@@ -22,20 +23,21 @@ from fragflow.graph.trace import (
     iteration_function,
 )
 from fragflow.policies.policy import Deployment, Policy
+from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
+from fragflow.runtime.asynchronous import AsyncRuntime
 from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
+from fragflow.runtime.equality import equality
 from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
 from fragflow.runtime.initialise import evaluate_with_host
+from fragflow.runtime.lagged import LaggedRuntime
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.observer import Observer as Observer
 from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
-from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
-
-CHUNK_SECONDS = 0.25
-LARGEST_CHUNK = 256
+from fragflow.runtime.training import Engine, train
 
 RuntimeName = Literal["local", "eager"]
 
@@ -88,8 +90,7 @@ def iterations_for(total_steps: int, steps_per_iteration: int) -> int:
 
 def graph(experiment: Experiment, policy: Policy, deployment: Deployment, **options: bool) -> FDG:
     """The graph that `run` would execute."""
-    environment = as_placed(experiment.environment, policy, deployment)
-    source = traced(experiment.algorithm, environment, experiment.num_envs)
+    source, deployment = _source(experiment, policy, deployment)
     return cut(source, policy, deployment, Options(**options))
 
 
@@ -115,6 +116,11 @@ def run(
     _check_numbers(experiment)
     began = time.perf_counter()
     if runtime == "eager":
+        if policy.synchronisation != LOCKSTEP:
+            raise ConfigError(
+                f"the eager runtime runs the undivided loop, in lockstep: {policy.synchronisation} "
+                "needs the local runtime"
+            )
         ready = _prepare_eager(experiment)
     else:
         prepare_devices(policy, Deployment(workers=workers, learners=learners))
@@ -122,11 +128,16 @@ def run(
         deployment = Deployment(
             workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
         )
-        environment = as_placed(experiment.environment, policy, deployment)
-        source = traced(experiment.algorithm, environment, experiment.num_envs)
-        fdg = cut(source, policy, deployment, options, deterministic=deterministic)
+        source, local = _source(experiment, policy, deployment)
+        fdg = cut(source, policy, local, options, deterministic=deterministic)
         ready = _prepare_local(
-            experiment, source, fdg, deterministic, observer, stall_timeout_seconds
+            experiment,
+            source,
+            fdg,
+            observer,
+            is_deterministic=deterministic,
+            asynchronous=_asynchronous(policy, workers),
+            stall_timeout_seconds=stall_timeout_seconds,
         )
     engine = ready.engine
     start = Start(
@@ -140,7 +151,7 @@ def run(
     )
     observer.started(start)
     try:
-        rows, seconds = _train(engine, ready.iterations, ready.steps, observer)
+        rows, seconds = train(engine, ready.iterations, ready.steps, observer)
         final = ready.state()
     finally:
         engine.close()
@@ -153,19 +164,6 @@ def run(
         messages=engine.num_messages,
         bytes_moved=engine.bytes_moved,
     )
-
-
-class Engine(Protocol):
-    """What runs iterations: a runtime."""
-
-    num_programs: int
-
-    @property
-    def num_messages(self) -> int: ...
-    @property
-    def bytes_moved(self) -> int: ...
-    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,31 +203,62 @@ def _refuse_no_steps(experiment: Experiment, steps: int) -> None:
         )
 
 
+def _source(
+    experiment: Experiment, policy: Policy, deployment: Deployment
+) -> tuple[Traced, Deployment]:
+    """What is cut, and for how many: under asynchrony, the program of one worker and the server."""
+    environment = as_placed(experiment.environment, policy, deployment)
+    total, workers = experiment.num_envs, deployment.workers
+    if not isinstance(policy.synchronisation, Asynchronous):
+        return traced(experiment.algorithm, environment, total), deployment
+    if total % workers:
+        raise PolicyError(
+            f"num-envs is {total}, which cannot be divided among {workers} asynchronous workers: "
+            f"use a multiple of {workers}"
+        )
+    source = traced(experiment.algorithm, environment, total // workers, total)
+    return source, replace(deployment, workers=1)
+
+
+def _asynchronous(policy: Policy, workers: int) -> dict[str, int]:
+    """What the asynchronous runtime is told; nothing if the policy is not."""
+    if not isinstance(policy.synchronisation, Asynchronous):
+        return {}
+    bound = policy.synchronisation.bound_for(workers, policy.ahead)
+    return {"workers": workers, "bound": bound, "ahead": policy.ahead}
+
+
 def _prepare_local(
     experiment: Experiment,
     source: Traced,
     fdg: FDG,
-    deterministic: bool,
     observer: Observer,
+    *,
+    is_deterministic: bool,
+    asynchronous: Mapping[str, int],
     stall_timeout_seconds: float,
 ) -> _Ready:
-    trace = source.at(experiment.num_envs)
+    trace = source.at(source.num_envs)
     steps = env_steps_per_iteration(trace, experiment.num_envs)
     _refuse_no_steps(experiment, steps)
     iterations = iterations_for(experiment.total_steps, steps)
     sources = _sources(experiment, steps, iterations)
     observer.phase("initialising", 0, 1)
     names = [carry.inside for carry in fdg.program.loop.carries]
-    equality = _equality(fdg, source, deterministic, observer)
-    pools = open_pools(fdg)
+    how_equal = equality(fdg, source, is_deterministic, observer)
+    pools = open_pools(fdg, asynchronous.get("workers", 1))
+    if asynchronous:
+        runtime = functools.partial(AsyncRuntime, **asynchronous)
+    else:
+        runtime = LaggedRuntime if fdg.delays else LocalRuntime
     try:
         first = _first_state(experiment, source, sources, pools)
-        engine = LocalRuntime(
+        engine = runtime(
             fdg,
             dict(zip(names, first, strict=True)),
             sources,
             pools=pools,
-            row_kinds=fdg.row_kinds if deterministic else None,
+            row_kinds=fdg.row_kinds if is_deterministic else None,
             stall_timeout_seconds=stall_timeout_seconds,
             progress=observer.phase,
         )
@@ -244,7 +273,7 @@ def _prepare_local(
     return _Ready(
         engine=engine,
         fdg=fdg,
-        equality=equality,
+        equality=how_equal,
         iterations=iterations,
         steps=steps,
         state=state,
@@ -296,104 +325,3 @@ def _prepare_eager(experiment: Experiment) -> _Ready:
         steps=steps,
         state=engine.final_state,
     )
-
-
-def _train(
-    engine: Engine, iterations: int, steps: int, observer: Observer
-) -> tuple[list[Row], float]:
-    """Chunks of iterations, sized so that reports come out about four times a second."""
-    rows: list[Row] = []
-    began = time.perf_counter()
-    chunk = 1
-    while len(rows) < iterations and not observer.should_stop():
-        chunk = min(chunk, iterations - len(rows))
-        before = time.perf_counter()
-        results = engine.run(len(rows), chunk)
-        after = time.perf_counter()
-        new = [
-            _row(len(rows) + k, steps, values, after - began) for k, values in enumerate(results)
-        ]
-        rows += new
-        observer.rows(new)
-        _refuse_non_finite(new)
-        wanted = int(chunk * CHUNK_SECONDS / max(after - before, 1e-6))
-        chunk = max(1, min(wanted, 2 * chunk, LARGEST_CHUNK))
-    return rows, time.perf_counter() - began
-
-
-def _row(index: int, steps: int, values: Mapping[str, np.ndarray], seconds: float) -> Row:
-    metrics = {
-        label.removeprefix("0."): float(np.mean(value))
-        for label, value in values.items()
-        if label.startswith("0.")
-    }
-
-    def total(name: str) -> float:
-        labels = [label for label in values if label.startswith("1.") and label.endswith(name)]
-        return float(sum(np.sum(values[label], dtype=np.float64) for label in labels))
-
-    return Row(
-        iteration=index,
-        env_steps=(index + 1) * steps,
-        metrics=metrics,
-        episodes=int(total("episodes")),
-        return_sum=total("return_sum"),
-        length_sum=int(total("length_sum")),
-        seconds=seconds,
-    )
-
-
-def _refuse_non_finite(rows: Sequence[Row]) -> None:
-    for row in rows:
-        for name, value in row.metrics.items():
-            if not np.isfinite(value):
-                raise NonFiniteError(
-                    f"the metric {name} is {value} at iteration {row.iteration} "
-                    f"({row.env_steps} steps): training has diverged. Try a smaller learning rate."
-                )
-
-
-def _equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) -> str:
-    """How the run relates to one undivided program."""
-    host = source.environment
-    if isinstance(host, HostEnvironment) and not host.draws_apart:
-        return (
-            f"different: {host.name} draws random numbers for all environments of a worker at once"
-        )
-    groups = [f.name for f in fdg.fragments.values() if f.group]
-    if groups:
-        return f"rounding: replicas of {', '.join(groups)} add up gradients in another order"
-    partial = [
-        t for t in fdg.transfers if any(p.collective.startswith("reduce") for p in t.parcels)
-    ]
-    if partial:
-        return f"rounding: {partial[0].source} reduces in parts"
-    for fragment in fdg.fragments.values():
-        line = rounding_glue(fragment, fdg.program.num_envs)
-        if line is not None:
-            return (
-                f"rounding: what {line} computes outside components may round differently in "
-                "batches of this size"
-            )
-    if deterministic:
-        return "bitwise"
-    different: set[str] = set()
-    for fragment in fdg.fragments.values():
-        if fragment.replicas > 1:
-            observer.phase("self-test", 0, 1)
-            whole, local = source.at(fdg.program.num_envs), source.at(fragment.num_envs)
-            owned = set(fragment.components)
-            different |= set(
-                components_with_other_bits(
-                    whole.closed.jaxpr,
-                    local.closed.jaxpr,
-                    (fdg.program.num_envs, fragment.num_envs),
-                    owned.__contains__,
-                )
-            )
-    if different:
-        return (
-            f"rounding: {', '.join(sorted(different))} may round differently in batches of this "
-            "size (use --deterministic for equal bits)"
-        )
-    return "bitwise"

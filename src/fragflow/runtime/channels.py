@@ -2,11 +2,21 @@
 
 import queue
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fragflow.errors import RunError
 
 Payload = Sequence[Any]
+
+
+class Lanes(Protocol):
+    """What a worker sends and receives through."""
+
+    def open(self, message: str, sender: int, receiver: int) -> Any:
+        """Where one message is put, and what `get` takes it from."""
+        ...
+
+    def get(self, source: Any, what: str) -> Payload: ...
 
 
 class Closed(Exception):

@@ -56,6 +56,11 @@ class EagerRuntime:
             rows.append(first or self._run_one(index))
         return rows
 
+    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
+        """Nothing goes on after an iteration."""
+        del made
+        return []
+
     def final_state(self) -> Any:
         return self._state
 

@@ -19,8 +19,11 @@ from fragflow.graph.ir import FDG, Fragment, Op, is_host_call, walk
 from fragflow.policies.policy import Deployment, Policy
 
 
-def open_pools(fdg: FDG) -> dict[str, list["HostPool"]]:
-    """By fragment, the environments of each replica; one pool serves a group."""
+def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
+    """By fragment, the environments of each replica; one pool serves a group.
+
+    `workers` have a graph each, which are alike.
+    """
     pools: dict[str, list[HostPool]] = {}
     try:
         for name, fragment in fdg.fragments.items():
@@ -30,7 +33,7 @@ def open_pools(fdg: FDG) -> dict[str, list["HostPool"]]:
             count = 1 if fragment.group else fragment.replicas
             size = fdg.program.num_envs // count
             pools[name] = []
-            for r in range(count):
+            for r in range(count * workers):
                 pools[name].append(HostPool(host, range(r * size, (r + 1) * size)))
     except BaseException:
         close_pools(pools)

@@ -20,6 +20,7 @@ from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.script import teams, write
+from fragflow.runtime.streams import POLL_SECONDS
 from fragflow.runtime.threads import JobThread
 from fragflow.runtime.worker import Metrics, Worker
 
@@ -90,6 +91,7 @@ class LocalRuntime:
             for t in fdg.transfers
         )
         self._iterations = 0
+        self.total_iterations = int(sources["total_iterations"])
 
     @property
     def num_messages(self) -> int:
@@ -106,12 +108,15 @@ class LocalRuntime:
             for thread, crew in zip(self._threads, self._crews, strict=True)
         ]
         self._await(futures)
-        if self._failure is not None:
-            crew, cause = self._failure
-            raise crew.error(cause)
+        self._raise_failure()
         self._iterations += count
         results = {w: m for future in futures for w, m in future.result().items()}
         return self._metrics([results[worker] for worker in self._workers], count)
+
+    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
+        """Results of iterations beyond the first `made`: there are none."""
+        del made
+        return []
 
     def state(self) -> dict[Value, np.ndarray]:
         """Every state leaf as one array over all environments."""
@@ -170,16 +175,24 @@ class LocalRuntime:
         self._channels.close()
 
     def _await(self, futures: Sequence[Future[Any]]) -> None:
-        # Short waits keep the main thread open to Ctrl-C.
         pending = set(futures)
-        while pending:
-            _, pending = wait_futures(pending, timeout=0.2)
-            for crew in self._crews:
-                for worker in crew.workers.values():
-                    stuck = worker.pool and worker.pool.stuck(self._channels.timeout_seconds)
-                    if stuck:
-                        self._fail(crew, stuck)
-                        return
+        while pending and not self._is_stuck():
+            _, pending = wait_futures(pending, timeout=POLL_SECONDS)
+
+    def _is_stuck(self) -> bool:
+        """Whether environments do not answer, which ends the run."""
+        for crew in self._crews:
+            for worker in crew.workers.values():
+                stuck = worker.pool and worker.pool.stuck(self._channels.timeout_seconds)
+                if stuck:
+                    self._fail(crew, stuck)
+                    return True
+        return False
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            crew, cause = self._failure
+            raise crew.error(cause)
 
     def _metrics(self, results: Sequence[Metrics], count: int) -> list[dict[str, np.ndarray]]:
         rows: list[dict[str, np.ndarray]] = [{} for _ in range(count)]

@@ -37,8 +37,11 @@ class Script:
 def teams(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
     """The fragments whose workers share a thread.
 
-    Fragments of one replica on one device take turns: a thread each would only cost.
+    Fragments of one replica on one device take turns: a thread each would only cost. Not so where
+    messages are late, and fragments work at the same time.
     """
+    if fdg.delays:
+        return tuple((name,) for name in fdg.fragments)
     single = [f for f in fdg.fragments.values() if f.replicas == 1]
     together = [f.name for f in single if not plan.parts[f.name].fused]
     if len({f.device for f in single}) > 1:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fragflow.graph.ir import FDG, Op, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, varying
-from fragflow.runtime.channels import Channels
+from fragflow.runtime.channels import Lanes
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Layout, kind_of
@@ -32,7 +32,7 @@ class Worker:
         layout: Layout,
         programs: Sequence[Program],
         values: dict[Value, jax.Array],
-        channels: Channels,
+        channels: Lanes,
         pool: HostPool | None = None,
     ):
         self.name = part.fragment.name
@@ -73,6 +73,15 @@ class Worker:
     def state(self) -> dict[Value, jax.Array]:
         """The state leaves that this worker keeps, by their name inside the training loop."""
         return {c.inside: self.values[c.inside] for c in self.part.fragment.loop.carries}
+
+    def piece(self, value: Value, replica: int) -> jax.Array:
+        """One replica's part of a value that this worker has."""
+        return self._layout.pieces(self.values[value])[self.replicas.index(replica)]
+
+    def adopt(self, value: Value, array: Any) -> None:
+        """Takes over what another worker has made."""
+        kind = kind_of(value, self._fdg.kinds[self.name])
+        self.values[value] = self._layout.receive([array], kind)
 
     def wait(self) -> None:
         """Blocks until all that was started is finished."""

@@ -1,0 +1,80 @@
+"""The local runtime for graphs with late messages: fragments that run ahead of one another."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fragflow.graph.ir import Transfer
+from fragflow.runtime.local import GRACE_SECONDS, LocalRuntime
+from fragflow.runtime.parcels import share
+from fragflow.runtime.schedule import routes
+from fragflow.runtime.streams import Streams
+from fragflow.runtime.worker import Metrics, Worker
+
+
+class LaggedRuntime(LocalRuntime):
+    """Preloads late messages, so that their receivers need not wait for the latest."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.lag = max(self.fdg.delays.values())
+        for transfer in self.fdg.transfers:
+            for _ in range(self.fdg.delays.get(transfer.name, 0)):
+                self._preload(transfer)
+        self._streams = Streams(
+            [f"fragment {'+'.join(crew.workers)}" for crew in self._crews],
+            [lambda index, crew=crew: self._drive(crew, index, 1) for crew in self._crews],
+            lambda k, error: self._fail(self._crews[k], error),
+        )
+
+    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
+        """Results of `count` iterations; meanwhile threads may make as many more."""
+        end = start + count
+        self._streams.allow(min(end + count, self.total_iterations))
+        return self._rows(start, end)
+
+    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
+        """Finishes what some threads have begun; results of iterations from `made` on."""
+        end = self._streams.stop()
+        return self._rows(made, end) if end > made else []
+
+    def close(self) -> None:
+        self._channels.close()
+        self._streams.close(GRACE_SECONDS)
+        super().close()
+
+    def _rows(self, start: int, end: int) -> list[dict[str, np.ndarray]]:
+        while not self._streams.have_made(end) and self._failure is None:
+            self._is_stuck()
+        self._raise_failure()
+        self._iterations = end
+        collected: dict[Worker, Metrics] = {worker: {} for worker in self._workers}
+        for results in self._streams.results:
+            for index in range(start, end):
+                made: Mapping[Worker, Metrics] = results.pop(index)
+                for worker, metrics in made.items():
+                    for name, values in metrics.items():
+                        collected[worker].setdefault(name, []).extend(values)
+        rows = self._metrics([collected[w] for w in self._workers], end - start)
+        for index, row in zip(range(start, end), rows, strict=True):
+            row["0.lag"] = np.float32(min(index, self.lag))
+        return rows
+
+    def _preload(self, transfer: Transfer) -> None:
+        """Puts the first values of what a message brings where it will be awaited."""
+        source = self.fdg.fragments[transfer.source]
+        target = self.fdg.fragments[transfer.target]
+        mirrors = {c.next: c.inside for c in target.loop.carries}
+        pieces = share(self.fdg, transfer)
+        for sender, receiver in routes(source.replicas, target.replicas):
+            worker = next(
+                w for w in self._workers if w.name == target.name and receiver in w.replicas
+            )
+            payload = [
+                worker.piece(mirrors[parcel.value], receiver)
+                if parcel.collective != "pick" or sender % pieces == 0
+                else None
+                for parcel in transfer.parcels
+            ]
+            self._channels.open(transfer.name, sender, receiver).put(payload)

@@ -1,0 +1,159 @@
+"""Where workers post messages to an asynchronous server, and find the newest parameters."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fragflow.runtime.channels import Closed, Payload
+from fragflow.runtime.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """All that a worker sends in one iteration."""
+
+    worker: int
+    iteration: int
+    payloads: Mapping[str, Payload]
+    """by message"""
+
+
+class Office:
+    """Shared by all threads. Queues are bounded: a worker waits while its letters do."""
+
+    def __init__(self, workers: int, bound: int, ahead: int):
+        self.handled = [0] * workers
+        """letters of each worker that were handled"""
+        self.newest: Mapping[str, Payload] | None = None
+        """what the server answered last; None before its first answer"""
+        self._posted = [0] * workers
+        self._ahead = ahead
+        self._waiting: list[Letter] = []
+        self._ledger = Ledger(bound=bound)
+        self._is_closed = False
+        self._change = threading.Condition()
+
+    def begin(self, worker: int) -> Mapping[str, Payload] | None:
+        """The newest parameters, when enough of the worker's letters were handled."""
+        with self._change:
+            self._wait_for(lambda: self._posted[worker] - self.handled[worker] <= self._ahead)
+            self._ledger = self._ledger.begin(worker)
+            return self.newest
+
+    def post(self, letter: Letter) -> None:
+        with self._change:
+            self._posted[letter.worker] += 1
+            self._waiting.append(letter)
+            self._change.notify_all()
+
+    def take(self) -> Letter:
+        """The next letter for the server."""
+        chosen: int | None = None
+
+        def choose() -> bool:
+            nonlocal chosen
+            chosen = self._ledger.choose([letter.worker for letter in self._waiting])
+            return chosen is not None
+
+        with self._change:
+            self._wait_for(choose)
+            letter = next(letter for letter in self._waiting if letter.worker == chosen)
+            self._waiting.remove(letter)
+            return letter
+
+    def answer(self, letter: Letter, answer: Mapping[str, Payload]) -> int:
+        """Publishes the server's new parameters; returns the lag of what it learnt from."""
+        with self._change:
+            self._ledger, lag = self._ledger.handle(letter.worker)
+            self.newest = answer
+            self.handled[letter.worker] += 1
+            self._change.notify_all()
+            return lag
+
+    def have_handled(self, count: int, timeout_seconds: float) -> bool:
+        """Whether `count` letters of every worker were handled; waits a while for it."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self._is_closed or min(self.handled) >= count, timeout=timeout_seconds
+            )
+            return min(self.handled) >= count
+
+    def close(self) -> None:
+        """Wakes everyone who waits."""
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        self._change.wait_for(lambda: self._is_closed or condition())
+        if self._is_closed:
+            raise Closed
+
+
+class Counter:
+    """The channels of one worker: what it sends in an iteration becomes a letter."""
+
+    def __init__(self, office: Office, worker: int, messages: Sequence[str]):
+        self.iteration = 0
+        self._office = office
+        self._worker = worker
+        self._messages = messages
+        self._payloads: dict[str, Payload] = {}
+        self._answers: dict[str, Payload] = {}
+
+    def open(self, message: str, sender: int, receiver: int) -> "_Slot":
+        del sender, receiver
+        return _Slot(self, message)
+
+    def get(self, source: "_Slot", what: str) -> Payload:
+        """What a worker has of the server: it has come for the newest before this iteration."""
+        del what
+        return self._answers[source.message]
+
+    def keep(self, message: str, payload: Payload) -> None:
+        """What `get` gives during this iteration."""
+        self._answers[message] = payload
+
+    def send(self, message: str, payload: Payload) -> None:
+        self._payloads[message] = payload
+        if len(self._payloads) == len(self._messages):
+            letter = Letter(worker=self._worker, iteration=self.iteration, payloads=self._payloads)
+            self._payloads = {}
+            self._office.post(letter)
+
+
+class Desk:
+    """The channels of the server: one letter lies on it at a time."""
+
+    def __init__(self) -> None:
+        self._payloads: Mapping[str, Payload] = {}
+        self._answers: dict[str, Payload] = {}
+
+    def open(self, message: str, sender: int, receiver: int) -> "_Slot":
+        del sender, receiver
+        return _Slot(self, message)
+
+    def get(self, source: "_Slot", what: str) -> Payload:
+        del what
+        return self._payloads[source.message]
+
+    def lay(self, letter: Letter) -> None:
+        self._payloads, self._answers = letter.payloads, {}
+
+    def send(self, message: str, payload: Payload) -> None:
+        self._answers[message] = payload
+
+    def answers(self) -> Mapping[str, Payload]:
+        return self._answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where one message is put or taken."""
+
+    at: Any
+    message: str
+
+    def put(self, payload: Payload) -> None:
+        self.at.send(self.message, payload)
