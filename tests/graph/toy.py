@@ -67,7 +67,7 @@ class Toy(ff.Algorithm):
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, Any]:
         def interact(carry: Any, keys: jax.Array) -> tuple[Any, Any]:
             env_state, obs = carry
-            action = self.act(state.params["w"], obs, keys)
+            action = self.act(self.acting(state.params), obs, keys)
             env_state, t = env.step(env_state, action)
             return (env_state, t.obs), (obs, action, t.reward)
 
@@ -77,13 +77,24 @@ class Toy(ff.Algorithm):
         seen = seen + self.disturb(env, clock.key)
         rewards = self.between(env, rewards)
 
-        def learn(w: jax.Array, row: jax.Array) -> tuple[jax.Array, Any]:
+        w = self.learn(state.params["w"], seen, actions, rewards)
+        params = self.remember(state.params, w)
+        return State(params, env_state, obs), {"reward": self.report(rewards)}
+
+    def acting(self, params: Any) -> jax.Array:
+        """What the actor acts with."""
+        return params["w"]
+
+    def learn(self, w: jax.Array, seen: Any, actions: Any, rewards: Any) -> jax.Array:
+        def one(w: jax.Array, row: jax.Array) -> tuple[jax.Array, Any]:
             grads = self.gradient(w, seen[row], actions[row], rewards[row])
             return self.update(w, self.reduce(grads)), None
 
-        w, _ = lax.scan(learn, state.params["w"], jnp.arange(self.length))
-        params = {"w": w, "unused": state.params["unused"]}
-        return State(params, env_state, obs), {"reward": self.report(rewards)}
+        w, _ = lax.scan(one, w, jnp.arange(self.length))
+        return w
+
+    def remember(self, params: Any, w: jax.Array) -> Any:
+        return params | {"w": w}
 
     @ff.component("actor")
     def act(self, w: jax.Array, obs: jax.Array, keys: jax.Array) -> jax.Array:
@@ -101,3 +112,31 @@ class Toy(ff.Algorithm):
     @ff.component("learner.update")
     def update(self, w: jax.Array, grads: jax.Array) -> jax.Array:
         return w - 0.1 * grads / (1.0 + jnp.abs(grads))
+
+
+@dataclass(frozen=True)
+class OneUpdate(Toy):
+    """One gradient per iteration."""
+
+    def learn(self, w: jax.Array, seen: Any, actions: Any, rewards: Any) -> jax.Array:
+        return self.update(w, self.reduce(self.gradient(w, seen, actions, rewards)))
+
+
+@dataclass(frozen=True)
+class Delayed(Toy):
+    """Acts with old parameters by itself, which it keeps for that."""
+
+    lag: int = 1
+
+    def init(self, env: ff.Environments, key: jax.Array) -> State:
+        state = super().init(env, key)
+        w = state.params["w"]
+        old = jnp.broadcast_to(w, (self.lag, *w.shape))
+        return state._replace(params=state.params | {"old": old})
+
+    def acting(self, params: Any) -> jax.Array:
+        return params["old"][0]
+
+    def remember(self, params: Any, w: jax.Array) -> Any:
+        old = jnp.concatenate([params["old"][1:], params["w"][None]])
+        return params | {"w": w, "old": old}

@@ -154,6 +154,8 @@ def cut(
     check_fdg(fdg)
     return replace(
         fdg,
+        synchronisation=str(policy.synchronisation),
+        workers=source.total // source.num_envs,
         delays=late_messages(policy, fdg),
         server=server_of(policy, fdg) if is_async else None,
     )

@@ -164,8 +164,11 @@ class FDG:
     """the same if every fragment were replicated: which values have the environment axis"""
     delays: Mapping[str, int] = field(default_factory=dict[str, int])
     """by message, by how many iterations it is late"""
+    synchronisation: str = "lockstep"
     server: str | None = None
     """the fragment that handles messages as they come; the others are one worker's"""
+    workers: int = 1
+    """how many have such a graph, all with the same server"""
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:

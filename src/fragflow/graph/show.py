@@ -92,8 +92,11 @@ def _size(count: int) -> str:
 
 
 def _heading(fdg: FDG, title: str) -> str:
+    synchronised = "" if fdg.synchronisation == "lockstep" else f" · {fdg.synchronisation}"
+    each = f" with each of {fdg.workers} workers" if fdg.workers > 1 else ""
     return (
-        f"{title + ' · ' if title else ''}policy {fdg.policy} · {fdg.program.num_envs} environments"
+        f"{title + ' · ' if title else ''}policy {fdg.policy}{synchronised} · "
+        f"{fdg.program.num_envs} environments{each}"
     )
 
 
@@ -112,6 +115,8 @@ def _text(fdg: FDG, title: str) -> str:
         out.append(f"  components  {', '.join(fragment.components)}")
         if fragment.asked_replicas != fragment.replicas:
             out.append(f"  fused       from {fragment.asked_replicas} replicas that share a place")
+        if fragment.name == fdg.server:
+            out.append("  server      handles each worker's message as it comes")
         if fragment.group:
             out.append("  group       replicas reduce among themselves, as one program over a mesh")
         for heading, ours in (("entry", "target"), ("exit", "source")):
@@ -128,7 +133,7 @@ def _text(fdg: FDG, title: str) -> str:
             "",
             f"message {transfer.name}: {source.name} ×{source.replicas} → {target.name} "
             f"×{target.replicas}, {crossing} per iteration, {_size(size)} each, "
-            f"{_size(size * crossing)} per iteration",
+            f"{_size(size * crossing)} per iteration{_lateness(fdg, transfer)}",
         ]
         rows = _lines(fdg, transfer, names)
         width = max(len(row.type) for row in rows)
@@ -145,6 +150,11 @@ def _text(fdg: FDG, title: str) -> str:
     return "\n".join(out) + "\n"
 
 
+def _lateness(fdg: FDG, transfer: Transfer) -> str:
+    lag = fdg.delays.get(transfer.name, 0)
+    return f", {lag} iteration{'s' * (lag > 1)} late" if lag else ""
+
+
 def _mermaid(fdg: FDG, title: str) -> str:
     times = crossings(fdg)
     ids = {name: f"f{i}" for i, name in enumerate(fdg.fragments)}
@@ -157,6 +167,7 @@ def _mermaid(fdg: FDG, title: str) -> str:
         crossing = times[transfer.name]
         size = _size(transfer_bytes(fdg, transfer))
         label = f"{kinds}<br/>{len(transfer.parcels)} values, {size}<br/>{crossing} per iteration"
+        label += _lateness(fdg, transfer)
         out.append(f'  {ids[transfer.source]} -->|"{label}"| {ids[transfer.target]}')
     return "\n".join(out) + "\n"
 
@@ -202,4 +213,11 @@ def _json(fdg: FDG, title: str) -> str:
             for t in fdg.transfers
         ],
     }
+    if fdg.synchronisation != "lockstep":
+        data["synchronisation"] = {
+            "kind": fdg.synchronisation,
+            "late_messages": dict(fdg.delays),
+            "server": fdg.server,
+            "workers": fdg.workers,
+        }
     return json.dumps(data, indent=2) + "\n"

@@ -3,6 +3,7 @@
 from fragflow.policies.named import ALIASES as ALIASES
 from fragflow.policies.named import POLICIES as POLICIES
 from fragflow.policies.named import actors_and_learner as actors_and_learner
+from fragflow.policies.named import devices_apart as devices_apart
 from fragflow.policies.named import environments_apart as environments_apart
 from fragflow.policies.named import everything_together as everything_together
 from fragflow.policies.named import named_policy as named_policy
@@ -13,6 +14,7 @@ from fragflow.policies.policy import Placed as Placed
 from fragflow.policies.policy import Policy as Policy
 from fragflow.policies.policy import assign as assign
 from fragflow.policies.policy import place as place
+from fragflow.policies.synchronisation import LOCKSTEP as LOCKSTEP
 from fragflow.policies.synchronisation import Asynchronous as Asynchronous
 from fragflow.policies.synchronisation import Lag as Lag
 from fragflow.policies.synchronisation import Lockstep as Lockstep

@@ -2,6 +2,7 @@
 
 from fragflow.errors import PolicyError, unknown
 from fragflow.policies.policy import Place, Policy, Replicas
+from fragflow.policies.synchronisation import Lag
 
 BRAIN = ("actor", "learner")
 """what is not the environment"""
@@ -70,6 +71,30 @@ def parameter_server(name: str, summary: str) -> Policy:
     )
 
 
+def devices_apart(name: str, summary: str) -> Policy:
+    """Some devices act, others learn, at the same time."""
+    return Policy(
+        name=name,
+        places=(
+            Place(
+                name="actor",
+                components=("environment", "actor"),
+                replicas="workers",
+                own_devices=True,
+            ),
+            Place(
+                name="learner",
+                components=("learner",),
+                optional=("buffer",),
+                replicas="learners",
+                own_devices=True,
+            ),
+        ),
+        summary=summary,
+        synchronisation=Lag(iterations=1),
+    )
+
+
 POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
@@ -99,6 +124,10 @@ POLICIES: dict[str, Policy] = {
         parameter_server(
             "central", "workers compute gradients, one server updates; parameters come back"
         ),
+        devices_apart(
+            "split-device",
+            "some devices act, others learn from what was collected before (lag=1)",
+        ),
     )
 }
 
@@ -111,6 +140,7 @@ ALIASES = {
     "DP-GPUOnly": "gpu-only",
     "DP-Environments": "environments",
     "DP-Central": "central",
+    "sebulba": "split-device",
 }
 
 

@@ -244,7 +244,7 @@ class AsyncRuntime:
                 else np.mean(parts, axis=0)
             )
         lags = [lag for _, lag in served]
-        row["0.lag"], row["0.lag_max"] = np.mean(lags), np.max(lags)
+        row["0.lag"], row["0.lag_max"] = np.asarray(np.mean(lags)), np.asarray(max(lags))
         return row
 
 

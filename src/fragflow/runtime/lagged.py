@@ -58,7 +58,7 @@ class LaggedRuntime(LocalRuntime):
                         collected[worker].setdefault(name, []).extend(values)
         rows = self._metrics([collected[w] for w in self._workers], end - start)
         for index, row in zip(range(start, end), rows, strict=True):
-            row["0.lag"] = np.float32(min(index, self.lag))
+            row["0.lag"] = np.asarray(min(index, self.lag))
         return rows
 
     def _preload(self, transfer: Transfer) -> None:

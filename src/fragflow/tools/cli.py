@@ -85,8 +85,8 @@ def _train(words: list[str]) -> int:
         find_policy(values["policy"], values["env"]).name,
         values["seed"],
     )
-    same = ("num_envs", "total_steps", "seed", "policy", "runtime", "workers", "learners")
-    more = ("deterministic", "optimise", "eval_every", "eval_episodes", "quiet")
+    same = ("num_envs", "total_steps", "seed", "policy", "sync", "runtime", "workers")
+    more = ("learners", "deterministic", "optimise", "eval_every", "eval_episodes", "quiet")
     with Interrupts(_notice) as interrupts:
         result = train(
             algorithm,
@@ -113,7 +113,7 @@ def _show(words: list[str]) -> int:
     from fragflow.runtime.devices import accelerator
     from fragflow.tools import names
 
-    policy = names.find_policy(values["policy"], values["env"])
+    policy = names.find_policy(values["policy"], values["env"], values["sync"])
     made = names.make_algorithm(algorithm, hyper)
     experiment = Experiment(
         algorithm=made,

@@ -61,6 +61,14 @@ DEPLOYMENT = (
         help="distribution policy, or module:attribute of your own",
         shown_default="default: gpu-only where the environment compiles",
     ),
+    Option(
+        name="sync",
+        kind=str,
+        metavar="S",
+        help="lockstep; lag=K: workers act on parameters K iterations old, while newer ones are "
+        "learnt; async[=K]: messages are handled as they come, at most K updates late",
+        shown_default="default: the policy's",
+    ),
     Option(name="workers", kind=int, metavar="N", default=1, help="workers of the policy"),
     Option(name="learners", kind=int, metavar="N", default=1, help="learners of the policy"),
     Option(

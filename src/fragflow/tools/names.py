@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fragflow.errors import ConfigError, FragflowError, PolicyError, did_you_mean, unknown
-from fragflow.policies import Policy, named_policy
+from fragflow.policies import Policy, named_policy, synchronisation
 
 DEFAULT_POLICY = "gpu-only"
 DEFAULT_POLICY_ON_HOST = "single-learner-coarse"
@@ -136,8 +136,20 @@ def runs_on_host(env: Any) -> bool:
     return isinstance(find_environment(env) if isinstance(env, str) else env, HostEnvironment)
 
 
-def find_policy(policy: Any, env: Any) -> Policy:
-    """A policy from its name, from `module:attribute`, or as it is; for None what suits `env`."""
+def find_policy(policy: Any, env: Any, sync: Any = None) -> Policy:
+    """A policy from its name, from `module:attribute`, or as it is; for None what suits `env`.
+
+    `sync` replaces how it is synchronised.
+    """
+    found = _find_policy(policy, env)
+    if sync is None:
+        return found
+    return dataclasses.replace(
+        found, synchronisation=synchronisation(sync) if isinstance(sync, str) else sync
+    )
+
+
+def _find_policy(policy: Any, env: Any) -> Policy:
     if policy is None:
         return named_policy(DEFAULT_POLICY_ON_HOST if runs_on_host(env) else DEFAULT_POLICY)
     found = policy

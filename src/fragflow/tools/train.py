@@ -12,7 +12,7 @@ from fragflow.api.vector import AnyEnvironment
 from fragflow.environments import library_of
 from fragflow.errors import ConfigError, unknown
 from fragflow.graph.split import Options
-from fragflow.policies import Deployment, Policy
+from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
 from fragflow.run import Experiment, Outcome, RuntimeName, run
 from fragflow.runtime.devices import compute_in_calling_thread, prepare_devices
 from fragflow.tools import names
@@ -34,6 +34,8 @@ class Result:
     algorithm: str
     env: str
     policy: str
+    sync: str
+    """how the policy's fragments were synchronised"""
     runtime: str
     workers: int
     learners: int
@@ -89,6 +91,7 @@ def train(
     total_steps: int = DEFAULT_TOTAL_STEPS,
     seed: int = 0,
     policy: Policy | str | None = None,
+    sync: Synchronisation | str | None = None,
     runtime: str = "local",
     workers: int = 1,
     learners: int = 1,
@@ -106,7 +109,8 @@ def train(
 
     `algorithm`, `env` and `policy` are objects or names; `hyperparameters` replace those of the
     algorithm, `env_args` configure an environment given by name. `total_steps` is rounded up to
-    whole iterations. With `run_dir`, configuration, metrics, weights and a summary are kept there,
+    whole iterations. `sync` (lockstep, lag=K, async, async=K) replaces how the policy's fragments
+    are synchronised. With `run_dir`, configuration, metrics, weights and a summary are kept there,
     and `ff.load` finds them. `stop` is asked between iterations; True ends the run in good order.
     """
     for name, value, least in (
@@ -121,7 +125,7 @@ def train(
         _require_whole(name, value, least)
     if runtime not in get_args(RuntimeName):
         raise ConfigError(unknown("runtime", runtime, get_args(RuntimeName)))
-    chosen_policy = names.find_policy(policy, env)
+    chosen_policy = names.find_policy(policy, env, sync)
     deployment = Deployment(workers=workers, learners=learners)
     directory = None if run_dir is None else RunDirectory.create(run_dir)
     display: Display = Quiet() if quiet else display_for()
@@ -149,6 +153,7 @@ def train(
             "num_envs": num_envs,
             "total_steps": total_steps,
             "policy": chosen_policy.name,
+            "sync": str(chosen_policy.synchronisation),
             "runtime": runtime,
             "workers": workers,
             "learners": learners,
@@ -162,6 +167,7 @@ def train(
             f"{asked['algorithm']} on {_with_library(env)} with {num_envs} environments, "
             f"policy {chosen_policy.name}"
             + (f" ({names.why_default(chosen_policy)})" if policy is None else "")
+            + (f", {asked['sync']}" if chosen_policy.synchronisation != LOCKSTEP else "")
             + f", workers {workers}, learners {learners}, runtime {runtime}, seed {seed}"
         )
         acts = type(made).policy is not Algorithm.policy
@@ -205,8 +211,9 @@ def _result(
     return Result(
         **{
             name: asked[name]
-            for name in ("algorithm", "env", "policy", "runtime", "workers", "learners", "seed")
+            for name in ("algorithm", "env", "policy", "sync", "runtime", "workers", "learners")
         },
+        seed=asked["seed"],
         env_steps=outcome.env_steps,
         iterations=len(outcome.rows),
         compile_seconds=outcome.compile_seconds,
