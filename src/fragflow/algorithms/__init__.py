@@ -5,7 +5,11 @@ import importlib
 from fragflow.api.algorithm import Algorithm
 from fragflow.errors import ConfigError, unknown
 
-ALGORITHMS: dict[str, str] = {"ppo": "fragflow.algorithms.ppo:PPO"}
+ALGORITHMS: dict[str, str] = {
+    "ppo": "fragflow.algorithms.ppo:PPO",
+    "a2c": "fragflow.algorithms.a3c:A2C",
+    "a3c": "fragflow.algorithms.a3c:A3C",
+}
 """Where to find each algorithm: `module:class` by name."""
 
 
