@@ -9,6 +9,8 @@ ALGORITHMS: dict[str, str] = {
     "ppo": "fragflow.algorithms.ppo:PPO",
     "a2c": "fragflow.algorithms.a3c:A2C",
     "a3c": "fragflow.algorithms.a3c:A3C",
+    "impala": "fragflow.algorithms.impala:IMPALA",
+    "recurrent-ppo": "fragflow.algorithms.recurrent_ppo:RecurrentPPO",
 }
 """Where to find each algorithm: `module:class` by name."""
 

@@ -107,9 +107,7 @@ class A2C(ff.Algorithm):
             env_state, obs = carry
             action, bounded = self.act(state.params["actor"], obs, keys, env.action)
             env_state, t = env.step(env_state, bounded)
-            happened = Rollout(
-                obs, action, t.next_obs, t.reward, t.terminated, t.truncated, t.mask
-            )
+            happened = Rollout(obs, action, t.next_obs, t.reward, t.terminated, t.truncated, t.mask)
             return (env_state, t.obs), happened
 
         (env_state, obs), rollout = lax.scan(
