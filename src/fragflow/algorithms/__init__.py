@@ -5,7 +5,13 @@ import importlib
 from fragflow.api.algorithm import Algorithm
 from fragflow.errors import ConfigError, unknown
 
-ALGORITHMS: dict[str, str] = {"ppo": "fragflow.algorithms.ppo:PPO"}
+ALGORITHMS: dict[str, str] = {
+    "ppo": "fragflow.algorithms.ppo:PPO",
+    "a2c": "fragflow.algorithms.a3c:A2C",
+    "a3c": "fragflow.algorithms.a3c:A3C",
+    "impala": "fragflow.algorithms.impala:IMPALA",
+    "recurrent-ppo": "fragflow.algorithms.recurrent_ppo:RecurrentPPO",
+}
 """Where to find each algorithm: `module:class` by name."""
 
 

@@ -49,6 +49,10 @@ NAMES = (
     "FrozenLake-misc",
 )
 
+PARTS = {"CartPole-positions": ("CartPole-v1", (0, 2))}
+"""What an agent sees only in part, by name: of which environment, and which entries. Without its
+velocities, the pole is balanced only by somebody who remembers where it was."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GymnaxEnvironment:
@@ -61,10 +65,12 @@ class GymnaxEnvironment:
     action: Space
     _environment: Any = dataclasses.field(repr=False, compare=False)
     _params: Any = dataclasses.field(repr=False, compare=False)
+    _entries: tuple[int, ...] | None = None
+    """those that are seen, of observations that are vectors; None for all"""
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         obs, state = self._environment.reset_env(key, self._params)
-        return state, _as(self.observation, obs)
+        return state, self._seen(obs)
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step:
         # Not gymnax's own `step`: it resets at the end of an episode.
@@ -72,14 +78,27 @@ class GymnaxEnvironment:
             key, state, action, self._params
         )
         truncated = self._environment.is_truncated(state, self._params)
-        return Step(state, _as(self.observation, obs), reward, terminated, truncated)
+        return Step(state, self._seen(obs), reward, terminated, truncated)
+
+    def _seen(self, obs: jax.Array) -> jax.Array:
+        obs = jax.numpy.asarray(obs, self.observation.dtype)
+        return obs if self._entries is None else obs[np.array(self._entries)]
 
 
 def make(name: str, **arguments: Any) -> GymnaxEnvironment:
     """The gymnax environment `name`; `arguments` replace fields of its `EnvParams`."""
+    if name in PARTS:
+        whole, entries = PARTS[name]
+        environment = make(whole, **arguments)
+        return dataclasses.replace(
+            environment,
+            name=name,
+            observation=_part(environment.observation, entries),
+            _entries=entries,
+        )
     registration = _registration()
     if name not in registration.registered_envs:
-        raise ConfigError(unknown("gymnax environment", name, registration.registered_envs))
+        raise ConfigError(unknown("gymnax environment", name, names()))
     environment, params = registration.make(name)
     known = [field.name for field in dataclasses.fields(params)]
     for argument in arguments:
@@ -96,7 +115,7 @@ def make(name: str, **arguments: Any) -> GymnaxEnvironment:
 
 def names() -> tuple[str, ...]:
     """Every environment that `make` knows."""
-    return NAMES
+    return (*NAMES, *PARTS)
 
 
 def _space(name: str, what: str, space: Any) -> Space:
@@ -116,6 +135,11 @@ def _space(name: str, what: str, space: Any) -> Space:
             )
 
 
+def _part(space: Space, entries: tuple[int, ...]) -> Space:
+    low, high = (tuple(bound[list(entries)].tolist()) for bound in space.bounds)
+    return Box(shape=(len(entries),), dtype=space.dtype, low=low, high=high)
+
+
 def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
     array = np.asarray(bound, np.float64)
     # gymnax writes "unbounded" as the largest float.
@@ -123,10 +147,6 @@ def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
     if np.all(array == array.flat[0]):
         return float(array.flat[0])
     return tuple(np.broadcast_to(array, shape).ravel().tolist())
-
-
-def _as(space: Space, obs: jax.Array) -> jax.Array:
-    return jax.numpy.asarray(obs, space.dtype)
 
 
 def _registration() -> ModuleType:

@@ -14,6 +14,10 @@ from fragflow.ops.networks import MLPActorCritic as MLPActorCritic
 from fragflow.ops.normaliser import Statistics as Statistics
 from fragflow.ops.normaliser import include as include
 from fragflow.ops.normaliser import normalise as normalise
+from fragflow.ops.recurrent import GRUActorCritic as GRUActorCritic
+from fragflow.ops.recurrent import forget as forget
 from fragflow.ops.returns import discounted_sums as discounted_sums
 from fragflow.ops.returns import gae as gae
 from fragflow.ops.statistics import standardise as standardise
+from fragflow.ops.vtrace import VTrace as VTrace
+from fragflow.ops.vtrace import vtrace as vtrace

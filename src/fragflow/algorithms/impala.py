@@ -1,0 +1,205 @@
+"""IMPALA: actors may lag behind the learner, which corrects for it (Espeholt et al. 2018)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+import fragflow.api as ff
+from fragflow import ops
+from fragflow.errors import ConfigError
+
+
+class Learner(NamedTuple):
+    """What the optimiser changes."""
+
+    params: Any
+    optimiser: Any
+
+
+class State(NamedTuple):
+    """Everything that goes from one iteration to the next."""
+
+    params: Any
+    optimiser: Any
+    env_state: ff.EnvState
+    obs: jax.Array
+
+
+class Rollout(NamedTuple):
+    """What happened, `[T, N, ...]`: time first, then environments."""
+
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    """under the policy that acted"""
+    next_obs: jax.Array
+    """the true successor, also where an episode ended"""
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    mask: jax.Array | None
+    """False where nothing happened"""
+
+
+@dataclass(frozen=True)
+class IMPALA(ff.Algorithm):
+    """IMPALA: actor-critic that corrects by V-trace for actors with older parameters.
+
+    Actors store how likely their actions were. The learner makes one gradient step per rollout,
+    with targets for its own policy. Where actors and learner are in step they have the same policy,
+    and it is A2C.
+    """
+
+    default_num_envs: ClassVar[int] = 16
+
+    learning_rate: float = 3e-3
+    """step size of the optimiser at the start"""
+    anneal: bool = True
+    """lower the learning rate linearly, to zero at the end of training"""
+    decay: float = 0.99
+    """per update, how much RMSProp's running mean of squared gradients keeps"""
+    rollout_length: int = 16
+    """steps in every environment per update"""
+    gamma: float = 0.99
+    """discount per step"""
+    trace_lambda: float = 0.95
+    """1: targets of up to `rollout_length` steps; below: trust the critic more"""
+    clip_rho: float = 1.0
+    """importance weights of temporal differences and gradients are at most this"""
+    clip_c: float = 1.0
+    """importance weights that pass differences on to earlier steps are at most this"""
+    entropy_coef: float = 0.01
+    """weight of the entropy, which keeps the policy exploring"""
+    value_coef: float = 0.5
+    """weight of the value function's loss"""
+    max_grad_norm: float = 0.5
+    """gradients with a larger global norm are scaled down to it"""
+    hidden: tuple[int, ...] = (64, 64)
+    """sizes of the hidden layers of actor and critic"""
+    network: ops.ActorCriticNetwork | None = None
+    """your own actor and critic; instead of `hidden`"""
+
+    def __post_init__(self) -> None:
+        self._require("rollout_length", self.rollout_length >= 1, "at least 1")
+        for name in ("learning_rate", "clip_rho", "clip_c", "max_grad_norm"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("entropy_coef", "value_coef"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("gamma", "trace_lambda"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        self._require("decay", 0 <= self.decay < 1, "0 or more, and below 1")
+        self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
+
+    def init(self, env: ff.Environments, key: jax.Array) -> State:
+        if env.num_agents is not None:
+            raise ConfigError(
+                f"IMPALA is for one agent, but there are {env.num_agents} in each environment"
+            )
+        network_key, env_key = jax.random.split(key)
+        params = self._network.init(network_key, env.observation, env.action)
+        env_state, timestep = env.reset(env_key)
+        return State(params, self._optimiser.init(params), env_state, timestep.obs)
+
+    def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
+        def interact(carry: tuple[ff.EnvState, jax.Array], keys: jax.Array):
+            env_state, obs = carry
+            action, bounded, log_prob = self.act(state.params["actor"], obs, keys, env.action)
+            env_state, t = env.step(env_state, bounded)
+            happened = Rollout(
+                obs, action, log_prob, t.next_obs, t.reward, t.terminated, t.truncated, t.mask
+            )
+            return (env_state, t.obs), happened
+
+        (env_state, obs), rollout = lax.scan(
+            interact, (state.env_state, state.obs), env.keys(clock.key, self.rollout_length)
+        )
+        grads, info = self.gradient(state.params, rollout)
+        learner, norm = self.update(
+            Learner(state.params, state.optimiser), ff.all_mean(grads), 1.0 - clock.progress
+        )
+        return State(*learner, env_state, obs), ff.all_mean(info) | {"grad_norm": norm}
+
+    @ff.component("actor")
+    def act(
+        self, actor: Any, obs: jax.Array, keys: jax.Array, space: ff.Space
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """An action per environment, the same within the bounds of `space`, its log-probability."""
+        distribution = self._network.policy(actor, obs)
+        action = distribution.sample(keys)
+        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
+        return action, bounded, distribution.log_prob(action)
+
+    @ff.component("learner.gradient")
+    def gradient(self, params: Any, rollout: Rollout) -> tuple[Any, ff.Metrics]:
+        """Gradients of the loss over a rollout of the environments at hand."""
+        return jax.grad(self._loss, has_aux=True)(params, rollout)
+
+    def _loss(self, params: Any, rollout: Rollout) -> tuple[jax.Array, ff.Metrics]:
+        distribution = self._network.policy(params["actor"], rollout.obs)
+        log_prob = distribution.log_prob(rollout.action)
+        value = self._network.value(params["critic"], rollout.obs)
+        next_value = self._network.value(params["critic"], rollout.next_obs)
+        # Targets and advantages are taken for granted: only what they are compared with learns.
+        log_ratio = lax.stop_gradient(log_prob) - rollout.log_prob
+        target, advantage = ops.vtrace(
+            log_ratio=log_ratio,
+            reward=rollout.reward,
+            value=lax.stop_gradient(value),
+            next_value=lax.stop_gradient(next_value),
+            terminated=rollout.terminated,
+            done=rollout.terminated | rollout.truncated,
+            gamma=self.gamma,
+            trace_lambda=self.trace_lambda,
+            clip_rho=self.clip_rho,
+            clip_c=self.clip_c,
+        )
+        happened = 1.0 if rollout.mask is None else rollout.mask.astype(value.dtype)
+        policy_loss = -jnp.mean(happened * advantage * log_prob)
+        value_loss = jnp.mean(happened * ops.value_loss(value, target))
+        entropy = jnp.mean(happened * distribution.entropy())
+        loss = policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy
+        return loss, {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            # How far the actors' policy is from the learner's; 0 where they are in step.
+            "approx_kl": jnp.mean(happened * (jnp.exp(log_ratio) - 1.0 - log_ratio)),
+        }
+
+    @ff.component("learner.update")
+    def update(
+        self, learner: Learner, grads: Any, remaining: jax.Array
+    ) -> tuple[Learner, jax.Array]:
+        """One step of RMSProp, and the gradients' norm.
+
+        `grads` are means over all environments already: neither clipping nor RMSProp is linear.
+        """
+        norm = optax.tree.norm(grads)
+        shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(norm, 1e-8))
+        grads = jax.tree.map(lambda g: g * shrink, grads)
+        updates, optimiser = self._optimiser.update(grads, learner.optimiser)
+        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
+        params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
+        return Learner(params, optimiser), norm
+
+    def policy(
+        self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
+    ) -> tuple[jax.Array, Any]:
+        distribution = self._network.policy(params["actor"], obs)
+        return distribution.sample(key) if explore else distribution.mode(), memory
+
+    @property
+    def _network(self) -> ops.ActorCriticNetwork:
+        return self.network or ops.MLPActorCritic(self.hidden)
+
+    @property
+    def _optimiser(self) -> optax.GradientTransformation:
+        return optax.scale_by_rms(decay=self.decay, eps=1e-5)

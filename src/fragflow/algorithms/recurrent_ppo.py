@@ -1,0 +1,359 @@
+"""PPO with memory: a GRU that learns from chunks of time (Schulman et al. 2017; Cho et al. 2014)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+import fragflow.api as ff
+from fragflow import ops
+from fragflow.errors import ConfigError
+
+SMALLEST_SQUARED_RETURN = 1e-2
+"""So that the first reward after a long time without any does not look enormous to the critic."""
+
+
+class Learner(NamedTuple):
+    """What the optimiser changes."""
+
+    params: Any
+    optimiser: Any
+
+
+class State(NamedTuple):
+    """Everything that goes from one iteration to the next."""
+
+    params: Any
+    optimiser: Any
+    squared_return: jax.Array
+    """running average; its root is the unit in which the critic counts"""
+    env_state: ff.EnvState
+    obs: jax.Array
+    first: jax.Array
+    """`[N]`: whether `obs` is the first of an episode, so that memory of earlier ones is void"""
+    actor_memory: jax.Array
+    """`[N, units]`, before `obs`"""
+    critic_memory: jax.Array
+
+
+class Rollout(NamedTuple):
+    """What happened, `[C, L, N, ...]`: chunks of time, steps of a chunk, environments."""
+
+    obs: jax.Array
+    first: jax.Array
+    """whether `obs` is the first of an episode"""
+    action: jax.Array
+    log_prob: jax.Array
+    next_obs: jax.Array
+    """the true successor, also where an episode ended"""
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    mask: jax.Array | None
+    """False where nothing happened"""
+
+
+class Values(NamedTuple):
+    """The critic's opinion, `[C, L, N]`."""
+
+    now: jax.Array
+    next: jax.Array
+    """of the true successor"""
+    memory: jax.Array
+    """the critic's before each chunk, `[C, N, units]`"""
+    last_memory: jax.Array
+    """the critic's after the rollout, `[N, units]`"""
+
+
+class Estimates(NamedTuple):
+    """What a rollout tells about the policy and the critic."""
+
+    advantage: jax.Array
+    """`[C, L, N]`"""
+    target: jax.Array
+    """`[C, L, N]`"""
+    squared_return: jax.Array
+    """the mean over the rollout"""
+
+
+class Batch(NamedTuple):
+    """What the gradient is computed from: `[C, L, N, ...]`, and memories before each chunk."""
+
+    rollout: Rollout
+    advantage: jax.Array
+    target: jax.Array
+    actor_memory: jax.Array
+    """`[C, N, units]`"""
+    critic_memory: jax.Array
+
+
+@dataclass(frozen=True)
+class RecurrentPPO(ff.Algorithm):
+    """PPO that remembers, for environments that do not show everything at once.
+
+    As PPO, but actor and critic each have a memory, a GRU. A rollout is cut into chunks of time; a
+    minibatch is all environments at some chunks. Within a chunk gradients flow through time, from
+    the memory that was stored at its start. Memory is forgotten where an episode begins.
+    """
+
+    default_num_envs: ClassVar[int] = 16
+
+    learning_rate: float = 1e-3
+    """step size of Adam at the start"""
+    anneal: bool = True
+    """lower the learning rate linearly, to zero at the end of training"""
+    rollout_length: int = 128
+    """steps in every environment per iteration"""
+    chunk_length: int = 16
+    """steps through which gradients flow back; must divide the rollout length"""
+    epochs: int = 4
+    """passes over the collected steps per iteration"""
+    minibatches: int = 4
+    """gradient steps per pass; must divide the number of chunks"""
+    gamma: float = 0.99
+    """discount per step"""
+    gae_lambda: float = 0.95
+    """between trusting the value function (0) and trusting sampled returns (1)"""
+    clip: float = 0.2
+    """how far the probability of an action may move from the old policy's before it stops paying"""
+    entropy_coef: float = 0.01
+    """weight of the entropy, which keeps the policy exploring"""
+    value_coef: float = 0.5
+    """weight of the value function's loss"""
+    return_memory: float = 0.95
+    """per iteration, how much the running size of returns keeps; it is the critic's unit"""
+    max_grad_norm: float = 0.5
+    """gradients with a larger global norm are scaled down to it"""
+    units: int = 64
+    """numbers that actor and critic each remember"""
+    hidden: tuple[int, ...] = (64,)
+    """sizes of the hidden layers between memory and output"""
+
+    def __post_init__(self) -> None:
+        for name in ("rollout_length", "chunk_length", "epochs", "minibatches", "units"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("learning_rate", "clip", "max_grad_norm"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("entropy_coef", "value_coef"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("gamma", "gae_lambda", "return_memory"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
+        if self.rollout_length % self.chunk_length:
+            raise ConfigError(
+                f"chunk_length = {self.chunk_length} does not divide rollout_length = "
+                f"{self.rollout_length}: a rollout is cut into whole chunks"
+            )
+        if self._chunks % self.minibatches:
+            raise ConfigError(
+                f"minibatches = {self.minibatches} does not divide the number of chunks, "
+                f"rollout_length / chunk_length = {self._chunks}: a minibatch takes whole chunks"
+            )
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
+
+    def init(self, env: ff.Environments, key: jax.Array) -> State:
+        if env.num_agents is not None:
+            raise ConfigError(
+                f"RecurrentPPO is for one agent, but there are {env.num_agents} in each environment"
+            )
+        network_key, env_key = jax.random.split(key)
+        params = self._network.init(network_key, env.observation, env.action)
+        env_state, t = env.reset(env_key)
+        memory = jnp.zeros((env.num_envs, self.units))
+        return State(
+            params,
+            self._optimiser.init(params),
+            jnp.float32(1.0),
+            env_state,
+            t.obs,
+            first=~t.done,
+            actor_memory=memory,
+            critic_memory=memory,
+        )
+
+    def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
+        act_key, shuffle_key = jax.random.split(clock.key)
+
+        def interact(carry: Any, keys: jax.Array) -> tuple[Any, Rollout]:
+            env_state, obs, first, memory = carry
+            memory, action, bounded, log_prob = self.act(
+                state.params["actor"], memory, first, obs, keys, env.action
+            )
+            env_state, t = env.step(env_state, bounded)
+            happened = Rollout(
+                obs,
+                first,
+                action,
+                log_prob,
+                t.next_obs,
+                t.reward,
+                t.terminated,
+                t.truncated,
+                t.mask,
+            )
+            begins = t.done if t.mask is None else t.done | ~t.mask
+            return (env_state, t.obs, begins, memory), happened
+
+        def chunk(carry: Any, keys: jax.Array) -> tuple[Any, tuple[jax.Array, Rollout]]:
+            memory = carry[-1]
+            carry, rollout = lax.scan(interact, carry, keys)
+            return carry, (memory, rollout)
+
+        before = (state.env_state, state.obs, state.first, state.actor_memory)
+        keys = env.keys(act_key, self._chunks, self.chunk_length)
+        after, (actor_memory, rollout) = lax.scan(chunk, before, keys)
+        values = self.values(state.params["critic"], state.critic_memory, rollout)
+        estimates = self.advantages(rollout, values, state.squared_return)
+        batch = Batch(rollout, estimates.advantage, estimates.target, actor_memory, values.memory)
+
+        def minibatch(learner: Learner, chunks: jax.Array) -> tuple[Learner, Any]:
+            grads, info = self.gradient(learner.params, batch, chunks)
+            learner, norm = self.update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+            return learner, (info, norm)
+
+        chunks = ops.time_minibatches(shuffle_key, self._chunks, self.epochs, self.minibatches)
+        learner = Learner(state.params, state.optimiser)
+        learner, (info, norm) = lax.scan(minibatch, learner, chunks)
+        metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
+        squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
+        return State(*learner, squared_return, *after, values.last_memory), metrics
+
+    @ff.component("actor")
+    def act(
+        self,
+        actor: Any,
+        memory: jax.Array,
+        first: jax.Array,
+        obs: jax.Array,
+        keys: jax.Array,
+        space: ff.Space,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """The next memory, an action per environment, the same within bounds, its log-probability."""
+        memory = self._network.observe(actor, ops.forget(memory, first), obs)
+        distribution = self._network.policy(actor, memory)
+        action = distribution.sample(keys)
+        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
+        return memory, action, bounded, distribution.log_prob(action)
+
+    @ff.component("learner.value")
+    def values(self, critic: Any, memory: jax.Array, rollout: Rollout) -> Values:
+        """What the critic expects before and after each step, and what it remembers."""
+
+        def of_chunk(memory: jax.Array, chunk: Rollout):
+            memories = self._network.observe_all(critic, memory, chunk.first, chunk.obs)
+            # The true successor, seen with the memory of this episode, also where it ends here.
+            beyond = self._network.observe(critic, memories, chunk.next_obs)
+            now, later = (self._network.value(critic, m) for m in (memories, beyond))
+            return memories[-1], (now, later, memory)
+
+        last_memory, (now, later, before) = lax.scan(of_chunk, memory, rollout)
+        return Values(now, later, before, last_memory)
+
+    @ff.component("learner.advantages")
+    def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
+        """How much better each action was than expected, and what the critic should have said."""
+
+        def in_time(x: jax.Array) -> jax.Array:
+            return x.reshape(self.rollout_length, *x.shape[2:])
+
+        terminated, truncated = in_time(rollout.terminated), in_time(rollout.truncated)
+        advantage = ops.gae(
+            reward=in_time(rollout.reward) / jnp.sqrt(squared_return),
+            value=in_time(values.now),
+            next_value=in_time(values.next),
+            terminated=terminated,
+            done=terminated | truncated,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        ).reshape(values.now.shape)
+        target = advantage + values.now
+        return Estimates(
+            ops.standardise(advantage),
+            target,
+            squared_return * ff.all_mean(jnp.mean(jnp.square(target))),
+        )
+
+    @ff.component("learner.track")
+    def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
+        """The running average, which at first is the plain mean of all iterations so far."""
+        weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
+        return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
+
+    @ff.component("learner.gradient")
+    def gradient(self, params: Any, batch: Batch, chunks: jax.Array) -> tuple[Any, ff.Metrics]:
+        """Gradients of the loss at some chunks of time, over the environments at hand."""
+        chosen = jax.tree.map(lambda x: x.at[chunks].get(mode="promise_in_bounds"), batch)
+        return jax.grad(self._loss, has_aux=True)(params, chosen)
+
+    def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
+        # Time first, then chunks and environments as one batch axis.
+        memories = (batch.actor_memory, batch.critic_memory)
+        memories = [m.reshape(-1, self.units) for m in memories]
+        rollout, advantage, target = jax.tree.map(_time_first, batch[:3])
+        actor_memory, critic_memory = (
+            self._network.observe_all(params[part], memory, rollout.first, rollout.obs)
+            for part, memory in zip(("actor", "critic"), memories, strict=True)
+        )
+        distribution = self._network.policy(params["actor"], actor_memory)
+        value = self._network.value(params["critic"], critic_memory)
+        log_ratio = distribution.log_prob(rollout.action) - rollout.log_prob
+        ratio = jnp.exp(log_ratio)
+        happened = 1.0 if rollout.mask is None else rollout.mask.astype(value.dtype)
+        policy_loss = jnp.mean(happened * ops.clipped_surrogate(ratio, advantage, self.clip))
+        value_loss = jnp.mean(happened * ops.value_loss(value, target))
+        entropy = jnp.mean(happened * distribution.entropy())
+        loss = policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy
+        return loss, {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approx_kl": jnp.mean(happened * (ratio - 1.0 - log_ratio)),
+            "clip_fraction": jnp.mean((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32)),
+        }
+
+    @ff.component("learner.update")
+    def update(
+        self, learner: Learner, grads: Any, remaining: jax.Array
+    ) -> tuple[Learner, jax.Array]:
+        """One step of Adam, and the gradients' norm.
+
+        `grads` are means over all environments already: neither clipping nor Adam is linear.
+        """
+        norm = optax.tree.norm(grads)
+        shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(norm, 1e-8))
+        grads = jax.tree.map(lambda g: g * shrink, grads)
+        updates, optimiser = self._optimiser.update(grads, learner.optimiser)
+        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
+        params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
+        return Learner(params, optimiser), norm
+
+    def policy(
+        self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
+    ) -> tuple[jax.Array, Any]:
+        memory = jnp.zeros(self.units) if memory is None else memory
+        memory = self._network.observe(params["actor"], memory, obs)
+        distribution = self._network.policy(params["actor"], memory)
+        return distribution.sample(key) if explore else distribution.mode(), memory
+
+    @property
+    def _chunks(self) -> int:
+        return self.rollout_length // self.chunk_length
+
+    @property
+    def _network(self) -> ops.GRUActorCritic:
+        return ops.GRUActorCritic(self.units, self.hidden)
+
+    @property
+    def _optimiser(self) -> optax.GradientTransformation:
+        return optax.scale_by_adam(eps=1e-5)
+
+
+def _time_first(x: jax.Array) -> jax.Array:
+    """`[C, L, N, ...]` as `[L, C * N, ...]`."""
+    return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
