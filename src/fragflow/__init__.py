@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from fragflow.api import all_mean as all_mean
     from fragflow.api import all_sum as all_sum
     from fragflow.api import component as component
+    from fragflow.policies import Asynchronous as Asynchronous
     from fragflow.policies import Deployment as Deployment
+    from fragflow.policies import Lag as Lag
+    from fragflow.policies import Lockstep as Lockstep
     from fragflow.policies import Place as Place
     from fragflow.policies import Policy as Policy
     from fragflow.tools.load import Agent as Agent
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from fragflow.tools.train import train as train
 
 _HOMES = {
-    "fragflow.policies": ("Deployment", "Place", "Policy"),
+    "fragflow.policies": ("Asynchronous", "Deployment", "Lag", "Lockstep", "Place", "Policy"),
     "fragflow.tools.load": ("Agent", "load"),
     "fragflow.tools.train": ("Result", "train"),
     "fragflow.api": (

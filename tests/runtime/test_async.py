@@ -188,7 +188,7 @@ def test_a_worker_that_hangs_is_noticed() -> None:
     def hang(rewards: jax.Array) -> jax.Array:
         def sleep(x: np.ndarray) -> np.ndarray:
             time.sleep(4.0)
-            return np.mean(x)
+            return np.asarray(np.mean(x))
 
         return jax.pure_callback(sleep, rewards.mean(), rewards).astype(rewards.dtype)
 
