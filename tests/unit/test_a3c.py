@@ -139,7 +139,9 @@ def test_it_acts_greedily_unless_it_explores() -> None:
     @jax.jit
     @jax.vmap
     def actions(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return tuple(SMALL.policy(params, jnp.ones(4), None, key, e)[0] for e in (False, True))
+        greedy, _ = SMALL.policy(params, jnp.ones(4), None, key)
+        exploring, _ = SMALL.policy(params, jnp.ones(4), None, key, explore=True)
+        return greedy, exploring
 
     greedy, exploring = actions(jax.random.split(jax.random.key(1), 50))
     assert len(np.unique(greedy)) == 1

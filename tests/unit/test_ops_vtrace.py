@@ -1,6 +1,7 @@
 """V-trace against its definition, an independent implementation, and where it must equal GAE."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ def rollout(ends: float, seed: int = 0, steps: int = 17, envs: int = 4) -> dict[
     return {**numbers, "terminated": terminated, "done": terminated | truncated}
 
 
-def vtrace(data: dict[str, np.ndarray], **settings: float) -> ops.VTrace:
+def vtrace(data: dict[str, np.ndarray], **settings: Any) -> ops.VTrace:
     arrays = {name: jnp.asarray(array) for name, array in data.items()}
     return ops.vtrace(**arrays, gamma=GAMMA, **settings)
 

@@ -59,7 +59,7 @@ def test_the_memory_is_the_gated_unit_of_the_literature() -> None:
     cell = linen.GRUCell(8)
     memory, obs = jax.random.normal(jax.random.key(1), (2, 5, 8))
     theirs = cell.init(jax.random.key(2), memory, obs)
-    weights = theirs["params"]
+    weights: Any = theirs["params"]
     mine = {
         "kernel": jnp.concatenate([weights[f"i{g}"]["kernel"] for g in "zrn"], axis=1),
         "recurrent": jnp.concatenate([weights[f"h{g}"]["kernel"] for g in "zrn"], axis=1),
@@ -151,7 +151,8 @@ class Resting:
         step = (state.step + 1) % 4
         obs = jnp.full(1, step, jnp.float32)
         # The episode's end is not one to the batch: it would start the next one by itself.
-        return ff.Step(Position(step), obs, 1.0, False, False, mask=step != 0)
+        no = jnp.bool_(False)
+        return ff.Step(Position(step), obs, jnp.float32(1.0), no, no, mask=step != 0)
 
 
 @pytest.mark.parametrize(("steps", "begins"), [(3, False), (4, True), (5, False)])

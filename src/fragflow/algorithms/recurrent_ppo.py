@@ -197,7 +197,7 @@ class RecurrentPPO(ff.Algorithm):
 
         before = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
-        after, (actor_memory, rollout) = lax.scan(chunk, before, keys)
+        (env_state, obs, first, memory), (actor_memory, rollout) = lax.scan(chunk, before, keys)
         values = self.values(state.params["critic"], state.critic_memory, rollout)
         estimates = self.advantages(rollout, values, state.squared_return)
         batch = Batch(rollout, estimates.advantage, estimates.target, actor_memory, values.memory)
@@ -212,7 +212,8 @@ class RecurrentPPO(ff.Algorithm):
         learner, (info, norm) = lax.scan(minibatch, learner, chunks)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
         squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
-        return State(*learner, squared_return, *after, values.last_memory), metrics
+        state = State(*learner, squared_return, env_state, obs, first, memory, values.last_memory)
+        return state, metrics
 
     @ff.component("actor")
     def act(
