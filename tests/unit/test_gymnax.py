@@ -70,7 +70,26 @@ def test_truncated_episode_restarts_and_keeps_its_last_observation() -> None:
 def test_names_are_gymnaxs() -> None:
     from gymnax.registration import registered_envs
 
-    assert list(gymnax.names()) == list(registered_envs)
+    assert list(gymnax.NAMES) == list(registered_envs)
+
+
+def test_positions_are_what_is_left_without_velocities() -> None:
+    whole, part = (make_environment(name) for name in ("CartPole-v1", "CartPole-positions"))
+    key, action = jax.random.key(0), jnp.int32(1)
+    state, obs = whole.reset(key)
+    _, seen = part.reset(key)
+    np.testing.assert_array_equal(seen, obs[np.array([0, 2])])
+    np.testing.assert_array_equal(
+        part.step(state, action, key).obs, whole.step(state, action, key).obs[np.array([0, 2])]
+    )
+    assert part.observation.shape == (2,)
+    assert part.observation.bounds[1][1] == whole.observation.bounds[1][2]
+    assert part != whole
+    assert part in (make_environment("gymnax:CartPole-positions"),)
+    shorter = make_environment("CartPole-positions", max_steps_in_episode=3)
+    assert part != shorter
+    with pytest.raises(ConfigError, match="argument of CartPole-v1"):
+        make_environment("CartPole-positions", gravitation=1.0)
 
 
 def test_fallen_pole_terminates() -> None:

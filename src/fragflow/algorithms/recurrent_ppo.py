@@ -1,4 +1,4 @@
-"""PPO with memory: a GRU that learns from chunks of time (Schulman et al. 2017; Cho et al. 2014)."""
+"""Proximal policy optimisation (Schulman et al. 2017) with memory, from chunks of time."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -69,12 +69,10 @@ class Values(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """What a rollout tells about the policy and the critic."""
+    """What a rollout tells about the policy and the critic, `[C, L, N]`."""
 
     advantage: jax.Array
-    """`[C, L, N]`"""
     target: jax.Array
-    """`[C, L, N]`"""
     squared_return: jax.Array
     """the mean over the rollout"""
 
@@ -166,16 +164,8 @@ class RecurrentPPO(ff.Algorithm):
         params = self._network.init(network_key, env.observation, env.action)
         env_state, t = env.reset(env_key)
         memory = jnp.zeros((env.num_envs, self.units))
-        return State(
-            params,
-            self._optimiser.init(params),
-            jnp.float32(1.0),
-            env_state,
-            t.obs,
-            first=~t.done,
-            actor_memory=memory,
-            critic_memory=memory,
-        )
+        optimiser = self._optimiser.init(params)
+        return State(params, optimiser, jnp.float32(1.0), env_state, t.obs, ~t.done, memory, memory)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
@@ -207,7 +197,7 @@ class RecurrentPPO(ff.Algorithm):
 
         before = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
-        after, (actor_memory, rollout) = lax.scan(chunk, before, keys)
+        (env_state, obs, first, memory), (actor_memory, rollout) = lax.scan(chunk, before, keys)
         values = self.values(state.params["critic"], state.critic_memory, rollout)
         estimates = self.advantages(rollout, values, state.squared_return)
         batch = Batch(rollout, estimates.advantage, estimates.target, actor_memory, values.memory)
@@ -222,7 +212,8 @@ class RecurrentPPO(ff.Algorithm):
         learner, (info, norm) = lax.scan(minibatch, learner, chunks)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
         squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
-        return State(*learner, squared_return, *after, values.last_memory), metrics
+        state = State(*learner, squared_return, env_state, obs, first, memory, values.last_memory)
+        return state, metrics
 
     @ff.component("actor")
     def act(
@@ -234,7 +225,7 @@ class RecurrentPPO(ff.Algorithm):
         keys: jax.Array,
         space: ff.Space,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """The next memory, an action per environment, the same within bounds, its log-probability."""
+        """Memory, an action per environment, the same within bounds, its log-probability."""
         memory = self._network.observe(actor, ops.forget(memory, first), obs)
         distribution = self._network.policy(actor, memory)
         action = distribution.sample(keys)
@@ -293,8 +284,7 @@ class RecurrentPPO(ff.Algorithm):
 
     def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
         # Time first, then chunks and environments as one batch axis.
-        memories = (batch.actor_memory, batch.critic_memory)
-        memories = [m.reshape(-1, self.units) for m in memories]
+        memories = [m.reshape(-1, self.units) for m in (batch.actor_memory, batch.critic_memory)]
         rollout, advantage, target = jax.tree.map(_time_first, batch[:3])
         actor_memory, critic_memory = (
             self._network.observe_all(params[part], memory, rollout.first, rollout.obs)

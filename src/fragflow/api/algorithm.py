@@ -42,5 +42,8 @@ class Algorithm:
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
     ) -> tuple[jax.Array, Any]:
-        """How a trained agent acts in one environment: (action, next memory)."""
+        """How a trained agent acts in one environment: (action, next memory).
+
+        `memory` is None at the start of an episode, then what the last call returned.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no policy(params, obs, memory, key)")

@@ -136,6 +136,7 @@ def _space(name: str, what: str, space: Any) -> Space:
 
 
 def _part(space: Space, entries: tuple[int, ...]) -> Space:
+    assert isinstance(space, Box)
     low, high = (tuple(bound[list(entries)].tolist()) for bound in space.bounds)
     return Box(shape=(len(entries),), dtype=space.dtype, low=low, high=high)
 
