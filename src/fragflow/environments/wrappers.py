@@ -116,7 +116,7 @@ WRAPPERS: dict[str, type[Any]] = {
 """By the names that users give them. A wrapper has one field, or none and is just switched on."""
 
 
-def wrap(environment: AnyEnvironment, *wrappers: Wrapper, **named: Any) -> AnyEnvironment:
+def wrap(environment: AnyEnvironment, *wrappers: Wrapper, **named: Any) -> Any:
     """The environment inside wrappers, the first one innermost; named ones come last.
 
     Named are `frame_stack=4`, `time_limit=200`, `scale_actions=True`, `clip_actions=True` and
