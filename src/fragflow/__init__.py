@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fragflow.api import all_mean as all_mean
     from fragflow.api import all_sum as all_sum
     from fragflow.api import component as component
+    from fragflow.environments.wrapped import Wrapper as Wrapper
+    from fragflow.environments.wrappers import wrap as wrap
     from fragflow.policies import Asynchronous as Asynchronous
     from fragflow.policies import Deployment as Deployment
     from fragflow.policies import Lag as Lag
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from fragflow.tools.train import train as train
 
 _HOMES = {
+    "fragflow.environments.wrapped": ("Wrapper",),
+    "fragflow.environments.wrappers": ("wrap",),
     "fragflow.policies": ("Asynchronous", "Deployment", "Lag", "Lockstep", "Place", "Policy"),
     "fragflow.tools.load": ("Agent", "load"),
     "fragflow.tools.train": ("Result", "train"),

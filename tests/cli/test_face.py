@@ -103,7 +103,8 @@ def test_second_signal_ends_at_once() -> None:
 def test_list_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     output = capsys.readouterr().out
-    for word in ("ppo", "PPO with clipping", "CartPole-v1", "single-learner-coarse", "gpu-only"):
+    words = ("ppo", "PPO with clipping", "CartPole-v1", "single-learner-coarse", "gpu-only")
+    for word in (*words, "frame-stack=N", "scale-actions  ", "Act between -1 and 1"):
         assert word in output
 
 

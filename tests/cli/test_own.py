@@ -139,6 +139,18 @@ def test_own_everything(own_module: str, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.startswith("return 24.00 ± 0.00")
 
 
+def test_wrappers_of_an_own_environment(own_module: str) -> None:
+    """A run's wrappers are put on whatever environment `ff.load` is given."""
+    words = [*train_words(own_module, "TUNED"), "--wrap", "frame-stack=2", "scale-rewards=10"]
+    assert main(words) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["eval_return"] == 10.0 * (10.0 + 11.0 + 12.0)
+    own = sys.modules[own_module]
+    agent = ff.load("run", algorithm=own.TUNED, env=own.Countdown())
+    assert agent.environment.observation.shape == (2,)
+    assert agent.environment == ff.wrap(own.Countdown(), frame_stack=2, scale_rewards=10)
+
+
 def test_own_instance_gives_the_defaults(own_module: str) -> None:
     assert main(train_words(own_module, "TUNED")) == 0
     config = json.loads(Path("run/config.json").read_text())

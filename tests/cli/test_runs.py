@@ -153,6 +153,25 @@ def test_config_file_and_flags_that_override_it() -> None:
     assert summary_of(Path("run"))["eval_return"] is None
 
 
+def test_wrappers_are_kept_and_put_on_again(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TINY, "--wrap", "frame-stack=2", "--env", "Pendulum-v1", "--wrap", "scale-actions"]
+    assert main([*words, "--wrap=time-limit=5", "--run-dir", "run"]) == 0
+    assert "Pendulum-v1 (frame-stack=2, scale-actions, time-limit=5)" in capsys.readouterr().out
+    config = json.loads(Path("run/config.json").read_text())
+    wrap = {"frame_stack": 2, "scale_actions": True, "time_limit": 5}
+    assert config["wrap"] == wrap
+    assert list(config["wrap"]) == list(wrap), "in the order given"
+    agent = ff.load("run")
+    assert agent.environment.observation.shape == (6,)
+    assert agent.environment.action == ff.Box(shape=(1,), low=-1.0, high=1.0)
+    assert main(["eval", "run", "--episodes", "3"]) == 0
+    assert "length 5.0, 3 episodes" in capsys.readouterr().out
+    values = dict(zip([w.lstrip("-") for w in TINY[2::2]], TINY[3::2], strict=True))
+    Path("a.json").write_text(json.dumps({**values, "env": "Pendulum-v1", "wrap": wrap}))
+    assert main(["train", "ppo", "--config", "a.json", "--run-dir", "again", "--quiet"]) == 0
+    assert summary_of(Path("again"))["params_sha256"] == summary_of(Path("run"))["params_sha256"]
+
+
 def test_default_run_directory() -> None:
     assert main([*TINY, "--quiet", "--eval-episodes", "0", "--seed", "2"]) == 0
     (path,) = Path("runs").iterdir()

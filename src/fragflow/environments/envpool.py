@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,12 @@ class EnvpoolEnvironment:
     """whether a compiled program on the CPU can step them by itself"""
     has_mask: bool = True
     draws_apart: bool = True
+    time_limit: float = math.inf
+    """steps after which we cut an episode; many environments ignore EnvPool's setting for it"""
+
+    def with_time_limit(self, steps: int) -> "EnvpoolEnvironment":
+        # Restarts of our own are made between steps: a compiled program has no place for them.
+        return dataclasses.replace(self, time_limit=min(steps, self.time_limit), compiles=False)
 
     def open(self, ids: Sequence[int]) -> HostBatch:
         return EnvpoolBatch(self, len(ids))
@@ -57,21 +64,40 @@ class EnvpoolBatch:
             **dict(e.arguments),
         )
         self._was_done = np.zeros(self._count, np.bool_)
+        self._was_cut = np.zeros(self._count, np.bool_)
+        self._steps = np.zeros(self._count, np.int64)
         with _quietly():
             self._action_type = self._pool.spec.action_array_spec["action"].dtype
             obs, _ = self._pool.reset()
         return obs.astype(self._obs_type)
 
     def step(self, action: np.ndarray) -> HostStep:
-        obs, reward, terminated, truncated, _ = self._pool.step(
-            action.astype(self._action_type, copy=False)
-        )
+        action = action.astype(self._action_type, copy=False)
+        if self._was_cut.any():
+            obs, reward, terminated, truncated = self._step_and_restart(action)
+        else:
+            obs, reward, terminated, truncated, _ = self._pool.step(action)
         # EnvPool hands out new arrays at every step.
         obs = obs.astype(self._obs_type, copy=False)
         mask = ~self._was_done
-        truncated = truncated & ~terminated
+        self._steps = np.where(mask, self._steps + 1, 0)
+        ended = terminated | truncated
+        self._was_cut = (self._steps >= self._environment.time_limit) & ~ended
+        truncated = (truncated & ~terminated) | self._was_cut
         self._was_done = terminated | truncated
         return HostStep(obs, obs, reward, terminated, truncated, mask)
+
+    def _step_and_restart(self, action: np.ndarray) -> list[np.ndarray]:
+        """Starts episodes where we cut the last one, as EnvPool does where it ended by itself."""
+        cut, others = np.flatnonzero(self._was_cut), np.flatnonzero(~self._was_cut)
+        obs, info = self._pool.reset(cut)
+        nothing = (np.zeros(len(cut), t) for t in (np.float32, np.bool_, np.bool_))
+        parts = [(obs, *nothing, info["env_id"])]
+        if len(others):
+            *stepped, info = self._pool.step(action[others], others)
+            parts.append((*stepped, info["env_id"]))
+        *rows, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return [row[np.argsort(ids)] for row in rows]
 
     def compiled_step(self, action: jax.Array) -> Timestep:
         # MuJoCo's numbers have 64 bits, which JAX makes 32 of unless told.

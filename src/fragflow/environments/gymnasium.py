@@ -45,6 +45,14 @@ class GymnasiumEnvironment:
         """Whether an environment's randomness is its own, whatever shares its batch."""
         return self.vectorization != "vector"
 
+    def with_time_limit(self, steps: int) -> "GymnasiumEnvironment":
+        """With Gymnasium's own time limit lowered to `steps`."""
+        arguments = dict(self.arguments)
+        own = arguments.get("max_episode_steps", _spec(self.name).max_episode_steps)
+        # -1 is Gymnasium's word for none.
+        arguments["max_episode_steps"] = steps if own in (None, -1) else min(steps, own)
+        return dataclasses.replace(self, arguments=tuple(sorted(arguments.items())))
+
     def open(self, ids: Sequence[int]) -> HostBatch:
         gym = importlib.import_module("gymnasium")
         arguments = dict(self.arguments)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,11 @@ class PettingzooEnvironment:
     """of one agent"""
     has_mask: bool = True
     draws_apart: bool = True
+    time_limit: float = math.inf
+    """steps after which we cut an episode; it may end earlier by itself"""
+
+    def with_time_limit(self, steps: int) -> "PettingzooEnvironment":
+        return dataclasses.replace(self, time_limit=min(steps, self.time_limit))
 
     def open(self, ids: Sequence[int]) -> HostBatch:
         return PettingzooBatch([_make(self.name, dict(self.arguments)) for _ in ids], self)
@@ -51,10 +57,12 @@ class PettingzooBatch:
         self._rows = rows
         self._shape = (*rows, *kind.observation.shape)
         self._dtype = kind.observation.dtype
+        self._time_limit = kind.time_limit
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         obs = np.zeros(self._shape, self._dtype)
         self._ended = np.zeros(self._rows, np.bool_)
+        self._steps = np.zeros(self._rows[0], np.int64)
         for i, seed in enumerate(seeds):
             obs[i] = self._start(i, int(seed))
         return obs
@@ -74,6 +82,8 @@ class PettingzooBatch:
                 raise
             except Exception as error:
                 raise Failed(i, f"{type(error).__name__}: {error}") from error
+        self._steps += 1
+        truncated |= (self._steps >= self._time_limit)[:, None]
         truncated &= ~terminated
         self._ended = terminated | truncated
         obs = next_obs
@@ -83,6 +93,7 @@ class PettingzooBatch:
             for i in np.flatnonzero(over):
                 obs[i] = self._start(int(i), None)
                 self._ended[i] = False
+            self._steps[over] = 0
         return HostStep(obs, next_obs, reward, terminated, truncated, mask)
 
     def close(self) -> None:

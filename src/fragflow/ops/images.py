@@ -23,9 +23,20 @@ def is_image(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3
 
 
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Which axis of an image holds its channels: the last (-1) or the first (-3).
+
+    Most images are square, however many channels they have; of others channels are the fewest.
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return -1 if first == middle else -3
+    return -1 if last <= first else -3
+
+
 def convolution_init(key: jax.Array, shape: tuple[int, ...]) -> tuple[list[dict[str, Any]], int]:
     """Layers for images of `shape`, and the number of features they give."""
-    height, width, channels = shape if shape[2] <= shape[0] else (*shape[1:], shape[0])
+    height, width, channels = shape if channel_axis(shape) == -1 else (*shape[1:], shape[0])
     plan = NATURE if min(height, width) >= SMALLEST_SCREEN else SMALL
     layers: list[dict[str, Any]] = []
     for layer_key, (size, stride, outputs) in zip(

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fragflow.errors import ConfigError, FragflowError, did_you_mean
@@ -74,7 +74,7 @@ def _train(words: list[str]) -> int:
         TRAIN,
         words,
     )
-    from fragflow.tools.names import find_policy, parse_arguments
+    from fragflow.tools.names import find_policy, parse_arguments, parse_wrappers
     from fragflow.tools.rundir import default_path
     from fragflow.tools.signals import Interrupts
     from fragflow.tools.train import train
@@ -94,6 +94,7 @@ def _train(words: list[str]) -> int:
             **{name: values[name] for name in (*same, *more)},
             hyperparameters=hyper,
             env_args=parse_arguments(values["env_arg"]),
+            wrap=parse_wrappers(values["wrap"]),
             run_dir=run_dir,
             stop=lambda: interrupts.stopped,
         )
@@ -117,7 +118,7 @@ def _show(words: list[str]) -> int:
     made = names.make_algorithm(algorithm, hyper)
     experiment = Experiment(
         algorithm=made,
-        environment=names.find_environment(values["env"], names.parse_arguments(values["env_arg"])),
+        environment=_environment(values["env"], values),
         num_envs=values["num_envs"] or int(getattr(made, "default_num_envs", 16)),
         total_steps=1,
     )
@@ -190,10 +191,9 @@ def _check(words: list[str]) -> int:
         raise ConfigError("which environment? `fragflow check ENV`; `fragflow list` shows some")
     if values["steps"] < 1:
         raise ConfigError(f"steps is {values['steps']}: expected at least 1")
-    from fragflow.tools import names
     from fragflow.tools.check import Checker
 
-    environment = names.find_environment(env, names.parse_arguments(values["env_arg"]))
+    environment = _environment(env, values)
     print(f"{env}: observations {environment.observation}, actions {environment.action}")
     findings = Checker(environment, values["steps"]).run()
     for finding in findings:
@@ -234,7 +234,21 @@ def _list(words: list[str]) -> int:
         )
     others = ", ".join(library for library in ADAPTERS if library not in by_library)
     print(f"  and those of {others}, by library:name")
+    from fragflow.environments.wrappers import WRAPPERS, takes_value
+
+    print("\nwrappers of environments:")
+    for name, wrapper in WRAPPERS.items():
+        flag = name.replace("_", "-") + ("=N" if takes_value(name) else "")
+        print(f"  {flag:<22} {first_line(wrapper)}")
     return 0
+
+
+def _environment(name: str, values: Mapping[str, Any]) -> Any:
+    from fragflow.environments.wrappers import wrap
+    from fragflow.tools import names
+
+    found = names.find_environment(name, names.parse_arguments(values["env_arg"]))
+    return wrap(found, **names.parse_wrappers(values["wrap"]))
 
 
 def _algorithm_options(

@@ -43,6 +43,17 @@ EXPERIMENT = (
         default=(),
         help="setting of the environment",
         shown_default="repeatable",
+        is_repeatable=True,
+    ),
+    Option(
+        name="wrap",
+        kind=tuple[str, ...],
+        metavar="NAME[=V]",
+        default=(),
+        help="frame-stack=N, time-limit=N, scale-actions, clip-actions or scale-rewards=X; the "
+        "first is innermost",
+        shown_default="repeatable",
+        is_repeatable=True,
     ),
     Option(
         name="num_envs",
@@ -209,7 +220,7 @@ CHECK = (
     Group(
         title="check",
         options=(
-            EXPERIMENT[1],
+            *(option for option in EXPERIMENT if option.is_repeatable),
             Option(name="steps", kind=int, metavar="N", default=1000, help="how many to play"),
         ),
     ),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragflow.api import Algorithm, Environment
+from fragflow.environments.wrappers import wrap
 from fragflow.errors import ConfigError
 from fragflow.graph.trace import init_function
 from fragflow.tools import names
@@ -61,20 +62,23 @@ def load(
 ) -> Agent:
     """The agent that the run in `run_dir` trained.
 
-    Algorithms and environments that fragflow does not bring itself must be given.
+    Algorithms and environments that fragflow does not bring itself must be given; the run's
+    wrappers are put on again.
     """
     config = read_config(run_dir)
     try:
         needs, stored = config["load_needs"], config["hyperparameters"]
         name, env_name, env_args = config["algorithm"], config["env"], config["env_args"]
-        num_envs = int(config["num_envs"])
+        num_envs, wrappers = int(config["num_envs"]), dict(config.get("wrap", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{run_dir} has an incomplete config.json: {error!r}") from error
     if env is None and ("env" in needs or not names.is_builtin_environment(env_name)):
         raise ConfigError(_needs(run_dir, "environment", env_name, "env"))
     if algorithm is None and ("algorithm" in needs or ":" in name):
         raise ConfigError(_needs(run_dir, "algorithm", name, "algorithm"))
-    environment = names.find_environment(env_name, env_args) if env is None else env
+    environment: Any = wrap(
+        names.find_environment(env_name, env_args) if env is None else env, **wrappers
+    )
     given: Any = names.find_algorithm(name) if algorithm is None else algorithm
     is_class = isinstance(given, type)
     made = names.make_algorithm(given, _hyperparameters(given, stored) if is_class else None)

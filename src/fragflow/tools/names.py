@@ -205,11 +205,34 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
             raise ConfigError(f"--env-arg {pair!r}: expected NAME=VALUE")
-        try:
-            arguments[key] = json.loads(value)
-        except ValueError:
-            arguments[key] = value
+        arguments[key] = _json_or_text(value)
     return arguments
+
+
+def parse_wrappers(words: Sequence[str]) -> dict[str, Any]:
+    """`NAME` or `NAME=VALUE` each, as arguments of `ff.wrap` in the same order."""
+    from fragflow.environments.wrappers import WRAPPERS, takes_value
+
+    named: dict[str, Any] = {}
+    for word in words:
+        flag, equals, value = word.partition("=")
+        name = flag.replace("-", "_")
+        if name not in WRAPPERS:
+            known = [wrapper.replace("_", "-") for wrapper in WRAPPERS]
+            raise ConfigError(f"--wrap {word}: {unknown('wrapper', flag, known)}")
+        if name in named:
+            raise ConfigError(f"--wrap {word}: {flag} is given twice")
+        if takes_value(name) and not value:
+            raise ConfigError(f"--wrap {word}: expected {flag}=NUMBER")
+        named[name] = _json_or_text(value) if equals else True
+    return named
+
+
+def _json_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _not_an_environment(name: str, found: Any) -> ConfigError:

@@ -35,6 +35,8 @@ class Option:
     required: bool = False
     has_no_form: bool = True
     """whether a bool can also be switched off, by `--no-like-this`"""
+    is_repeatable: bool = False
+    """whether it can be given several times, each time with a further value"""
 
     @property
     def flag(self) -> str:
@@ -120,7 +122,10 @@ def parse(prog: str, summary: str, groups: Sequence[Group], words: Sequence[str]
     import tyro
 
     options = _unique(groups)
-    words = _gather_repeated("--env-arg", _normalised(words))
+    words = _normalised(words)
+    for option in options.values():
+        if option.is_repeatable:
+            words = _gather_repeated(option.flag, words)
     kinds = []
     for group in groups:
         group_type = dataclasses.make_dataclass(

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from fragflow.api import Algorithm
 from fragflow.api.vector import AnyEnvironment
 from fragflow.environments import library_of
+from fragflow.environments.wrappers import wrap as wrap_environment
 from fragflow.errors import ConfigError, unknown
 from fragflow.graph.split import Options
 from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
@@ -99,6 +100,7 @@ def train(
     optimise: bool = True,
     hyperparameters: Mapping[str, Any] | None = None,
     env_args: Mapping[str, Any] | None = None,
+    wrap: Mapping[str, Any] | None = None,
     eval_every: int | None = None,
     eval_episodes: int = EVAL_EPISODES,
     run_dir: Path | str | None = None,
@@ -108,10 +110,11 @@ def train(
     """Trains an agent and returns what came out.
 
     `algorithm`, `env` and `policy` are objects or names; `hyperparameters` replace those of the
-    algorithm, `env_args` configure an environment given by name. `total_steps` is rounded up to
-    whole iterations. `sync` (lockstep, lag=K, async, async=K) replaces how the policy's fragments
-    are synchronised. With `run_dir`, configuration, metrics, weights and a summary are kept there,
-    and `ff.load` finds them. `stop` is asked between iterations; True ends the run in good order.
+    algorithm, `env_args` configure an environment given by name, `wrap` is what `ff.wrap` takes by
+    name. `total_steps` is rounded up to whole iterations. `sync` (lockstep, lag=K, async, async=K)
+    replaces how the policy's fragments are synchronised. With `run_dir`, configuration, metrics,
+    weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
+    iterations; True ends the run in good order.
     """
     for name, value, least in (
         ("workers", workers, 1),
@@ -143,13 +146,13 @@ def train(
             num_envs = int(getattr(made, "default_num_envs", DEFAULT_NUM_ENVS))
         experiment = Experiment(
             algorithm=made,
-            environment=_environment(env, env_args),
+            environment=wrap_environment(_environment(env, env_args), **(wrap or {})),
             num_envs=num_envs,
             total_steps=total_steps,
             seed=seed,
         )
         asked = {
-            **_identity(made, env, env_args, experiment.environment),
+            **_identity(made, env, env_args, wrap, experiment.environment),
             "num_envs": num_envs,
             "total_steps": total_steps,
             "policy": chosen_policy.name,
@@ -164,7 +167,8 @@ def train(
             "eval_episodes": eval_episodes,
         }
         display.note(
-            f"{asked['algorithm']} on {_with_library(env)} with {num_envs} environments, "
+            f"{asked['algorithm']} on {_with_library(env)}{_wrappers_text(wrap)} with {num_envs} "
+            "environments, "
             f"policy {chosen_policy.name}"
             + (f" ({names.why_default(chosen_policy)})" if policy is None else "")
             + (f", {asked['sync']}" if chosen_policy.synchronisation != LOCKSTEP else "")
@@ -268,8 +272,16 @@ def _require_whole(name: str, value: Any, least: int) -> None:
 def _with_library(env: AnyEnvironment | str) -> str:
     """What an environment is called; a bare name says whose it is."""
     if not isinstance(env, str):
-        return type(env).__name__
+        return env.name
     return env if ":" in env else f"{library_of(env)}:{env}"
+
+
+def _wrappers_text(wrap: Mapping[str, Any] | None) -> str:
+    words = [
+        name.replace("_", "-") + ("" if value is True else f"={value}")
+        for name, value in (wrap or {}).items()
+    ]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _environment(env: AnyEnvironment | str, arguments: Mapping[str, Any] | None) -> Any:
@@ -284,6 +296,7 @@ def _identity(
     algorithm: Algorithm,
     env: AnyEnvironment | str,
     arguments: Mapping[str, Any] | None,
+    wrap: Mapping[str, Any] | None,
     environment: AnyEnvironment,
 ) -> dict[str, Any]:
     """How the run is called, and how it can be made again."""
@@ -300,6 +313,7 @@ def _identity(
         },
         "env": environment.name if own_env else env,
         "env_args": dict(arguments or {}),
+        "wrap": dict(wrap or {}),
         "load_needs": [*needs, *(["env"] if own_env else [])],
     }
 

@@ -1,0 +1,217 @@
+"""What a wrapper is, and an environment inside one: a JAX program, or a batch on the host."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow.api.environment import Environment, Step, num_agents_of
+from fragflow.api.host import HostBatch, HostEnvironment, HostStep
+from fragflow.api.spaces import Space
+from fragflow.api.vector import AnyEnvironment
+from fragflow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """Changes what an agent sees, does and earns; never when an episode ends.
+
+    Pure functions of arrays, of numpy or of JAX (`array.__array_namespace__()` says which), with
+    any axes in front of an observation's, an action's or a reward's own. Spaces that they get are
+    the environment's.
+    """
+
+    def observation(self, space: Space) -> Space:
+        """What observations look like from outside."""
+        return space
+
+    def action(self, space: Space) -> Space:
+        """What actions look like from outside."""
+        return space
+
+    def first(self, space: Space, obs: Any) -> tuple[Any, Any]:
+        """An episode's first observation, and what to remember of it."""
+        del space
+        return obs, ()
+
+    def next(self, space: Space, obs: Any, memory: Any) -> tuple[Any, Any]:
+        """A further observation, and what to remember; by default nothing is."""
+        del memory
+        return self.first(space, obs)
+
+    def act(self, space: Space, action: Any) -> Any:
+        """What the environment is to do."""
+        del space
+        return action
+
+    def reward(self, reward: Any) -> Any:
+        return reward
+
+    def around(self, environment: AnyEnvironment) -> AnyEnvironment:
+        """The environment inside this wrapper."""
+        spaces = self.observation(environment.observation), self.action(environment.action)
+        if isinstance(environment, HostEnvironment):
+            return WrappedHost(environment, self, *spaces)
+        return Wrapped(environment, self, *spaces)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A JAX environment in a wrapper, whose memory is part of its state."""
+
+    environment: Environment
+    wrapper: Wrapper
+    observation: Space
+    action: Space
+
+    @property
+    def name(self) -> str:
+        return self.environment.name
+
+    @property
+    def num_agents(self) -> int | None:
+        return num_agents_of(self.environment)
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        state, obs = self.environment.reset(key)
+        obs, memory = self.wrapper.first(self.environment.observation, jnp.asarray(obs))
+        return (state, memory), obs
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step:
+        inner, memory = state
+        action = self.wrapper.act(self.environment.action, action)
+        step = self.environment.step(inner, action, key)
+        space = self.environment.observation
+        obs, memory = self.wrapper.next(space, jnp.asarray(step.obs), memory)
+        reward = self.wrapper.reward(jnp.asarray(step.reward, jnp.float32))
+        return step._replace(state=(step.state, memory), obs=obs, reward=reward)
+
+
+@dataclass(frozen=True)
+class TimeLimited:
+    """A JAX environment whose episodes are cut after `steps` steps."""
+
+    environment: Environment
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return self.environment.name
+
+    @property
+    def observation(self) -> Space:
+        return self.environment.observation
+
+    @property
+    def action(self) -> Space:
+        return self.environment.action
+
+    @property
+    def num_agents(self) -> int | None:
+        return num_agents_of(self.environment)
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        state, obs = self.environment.reset(key)
+        return (state, jnp.int32(0)), obs
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step:
+        inner, made = state
+        step = self.environment.step(inner, action, key)
+        terminated = jnp.asarray(step.terminated, bool)
+        is_over = jnp.asarray(step.truncated, bool) | (made + 1 >= self.steps)
+        return step._replace(state=(step.state, made + 1), truncated=is_over & ~terminated)
+
+
+@dataclass(frozen=True)
+class WrappedHost:
+    """An environment on the host in a wrapper."""
+
+    environment: HostEnvironment
+    wrapper: Wrapper
+    observation: Space
+    action: Space
+
+    @property
+    def name(self) -> str:
+        return self.environment.name
+
+    @property
+    def num_agents(self) -> int | None:
+        return num_agents_of(self.environment)
+
+    @property
+    def has_mask(self) -> bool:
+        return self.environment.has_mask
+
+    @property
+    def draws_apart(self) -> bool:
+        return self.environment.draws_apart
+
+    def open(self, ids: Sequence[int]) -> HostBatch:
+        return WrappedBatch(self.environment.open(ids), self)
+
+
+class WrappedBatch:
+    """A batch on the host in a wrapper, whose memory is kept here, one row per environment."""
+
+    def __init__(self, batch: HostBatch, kind: WrappedHost):
+        self._batch = batch
+        self._wrapper = kind.wrapper
+        self._observation = kind.environment.observation
+        self._action = kind.environment.action
+        # Who ends agents one by one has masks too, but none for a step spent on a start.
+        self._starts_later = kind.has_mask and kind.num_agents is None
+        self._memory: Any = ()
+
+    def reset(self, seeds: np.ndarray) -> Any:
+        obs, self._memory = self._wrapper.first(self._observation, self._batch.reset(seeds))
+        return obs
+
+    def step(self, action: np.ndarray) -> HostStep:
+        step = self._batch.step(self._wrapper.act(self._action, action))
+        next_obs, memory = self._wrapper.next(self._observation, step.next_obs, self._memory)
+        obs = next_obs
+        rows = self._starting(step)
+        if len(rows):
+            fresh = self._wrapper.first(self._observation, step.obs[rows])
+            obs, memory = jax.tree.map(lambda *a: _replaced(rows, *a), fresh, (obs, memory))
+            if self._starts_later:
+                next_obs = obs  # nothing happened in these rows
+        self._memory = memory
+        return step._replace(obs=obs, next_obs=next_obs, reward=self._wrapper.reward(step.reward))
+
+    def close(self) -> None:
+        self._batch.close()
+
+    def _starting(self, step: HostStep) -> np.ndarray:
+        """Where `step.obs` is the first observation of an episode."""
+        if self._starts_later and step.mask is not None:
+            return np.flatnonzero(~step.mask)
+        done = step.terminated | step.truncated
+        return np.flatnonzero(done.reshape(len(done), -1).all(1))
+
+
+def _replaced(rows: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    # A copy: JAX may still read the old array.
+    changed = old.copy()
+    changed[rows] = new
+    return changed
+
+
+def with_time_limit(environment: HostEnvironment, steps: int) -> HostEnvironment:
+    """The environment with episodes of at most `steps` steps, which only itself can cut."""
+    if isinstance(environment, WrappedHost):
+        inner = with_time_limit(environment.environment, steps)
+        return dataclasses.replace(environment, environment=inner)
+    limited = getattr(environment, "with_time_limit", None)
+    if limited is None:
+        raise ConfigError(
+            f"time_limit: {environment.name} runs on the host and starts its episodes itself, so "
+            "nothing outside can cut them. Give it a method with_time_limit(steps) that returns "
+            "the environment with that limit"
+        )
+    return limited(steps)
