@@ -5,7 +5,10 @@ import importlib
 from fragflow.api.algorithm import Algorithm
 from fragflow.errors import ConfigError, unknown
 
-ALGORITHMS: dict[str, str] = {"ppo": "fragflow.algorithms.ppo:PPO"}
+ALGORITHMS: dict[str, str] = {
+    "ppo": "fragflow.algorithms.ppo:PPO",
+    "dqn": "fragflow.algorithms.dqn:DQN",
+}
 """Where to find each algorithm: `module:class` by name."""
 
 
