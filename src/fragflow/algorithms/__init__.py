@@ -8,6 +8,7 @@ from fragflow.errors import ConfigError, unknown
 ALGORITHMS: dict[str, str] = {
     "ppo": "fragflow.algorithms.ppo:PPO",
     "dqn": "fragflow.algorithms.dqn:DQN",
+    "sac": "fragflow.algorithms.sac:SAC",
 }
 """Where to find each algorithm: `module:class` by name."""
 

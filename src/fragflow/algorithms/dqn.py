@@ -64,7 +64,9 @@ class DQN(ff.Algorithm):
     default_num_envs: ClassVar[int] = 16
 
     learning_rate: float = 1e-3
-    """step size of Adam"""
+    """step size of Adam at the start"""
+    anneal: bool = True
+    """lower the learning rate linearly, to zero at the end of training"""
     rollout_length: int = 8
     """steps in every environment per iteration"""
     updates: int = 8
@@ -140,7 +142,7 @@ class DQN(ff.Algorithm):
         capacity = ops.ring_capacity(self.buffer_size, env.total, self.rollout_length)
         zero = jnp.zeros_like(timestep.reward)
         action = zero.astype(jnp.int32)
-        steps = _steps(timestep.obs, action, timestep)
+        steps = ops.steps_of(timestep.obs, action, timestep)
         return Buffer(
             ops.empty_ring(
                 ops.Transition(timestep.obs, action, zero, zero, timestep.obs, zero), capacity
@@ -152,6 +154,8 @@ class DQN(ff.Algorithm):
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, sample_key = jax.random.split(clock.key)
         starting = clock.env_steps < self.learning_starts
+        rate = self.learning_rate * (1.0 - clock.progress if self.anneal else 1.0)
+        rate = jnp.where(starting, 0.0, rate)
         decay = clock.progress / max(self.exploration, 1e-8)
         epsilon = jnp.maximum(1.0 - (1.0 - self.epsilon) * decay, self.epsilon)
         epsilon = jnp.where(starting, 1.0, epsilon)
@@ -160,7 +164,7 @@ class DQN(ff.Algorithm):
             env_state, obs = carry
             action = self.act(state.params, obs, keys, epsilon)
             env_state, t = env.step(env_state, action)
-            return (env_state, t.obs), _steps(obs, action, t)
+            return (env_state, t.obs), ops.steps_of(obs, action, t)
 
         (env_state, obs), steps = lax.scan(
             interact, (state.env_state, state.obs), env.keys(act_key, self.rollout_length)
@@ -173,7 +177,7 @@ class DQN(ff.Algorithm):
         def learn(learner: Learner, batch: tuple[ops.Transition, jax.Array]):
             transition, number = batch
             grads, error, info = self.gradient(learner.params, learner.target, transition)
-            learner = self.update(learner, ff.all_mean(grads), number, starting)
+            learner = self.update(learner, ff.all_mean(grads), number, rate)
             return learner, (error, info)
 
         numbers = clock.iteration * self.updates + jnp.arange(self.updates, dtype=jnp.int32)
@@ -187,9 +191,7 @@ class DQN(ff.Algorithm):
         return State(*learner, buffer, env_state, obs), metrics
 
     @ff.component("actor")
-    def act(
-        self, params: Any, obs: jax.Array, keys: jax.Array, epsilon: jax.Array
-    ) -> jax.Array:
+    def act(self, params: Any, obs: jax.Array, keys: jax.Array, epsilon: jax.Array) -> jax.Array:
         """An action per environment: the best one, or with probability `epsilon` any."""
         values = self._network.values(params, obs)
         uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
@@ -228,9 +230,7 @@ class DQN(ff.Algorithm):
     def reprioritise(self, buffer: Buffer, places: jax.Array, error: jax.Array) -> Buffer:
         """Remembers how surprising transitions were."""
         assert buffer.priorities is not None
-        priorities = ops.set_priorities(
-            buffer.priorities, places, error, self.priority_exponent
-        )
+        priorities = ops.set_priorities(buffer.priorities, places, error, self.priority_exponent)
         return buffer._replace(priorities=priorities)
 
     @ff.component("learner.gradient")
@@ -261,20 +261,18 @@ class DQN(ff.Algorithm):
         return _chosen(values, jnp.argmax(self._network.values(params, obs), axis=-1))
 
     @ff.component("learner.update")
-    def update(
-        self, learner: Learner, grads: Any, number: jax.Array, starting: jax.Array
-    ) -> Learner:
-        """One step of Adam and of the target network; none while the buffer is being filled.
+    def update(self, learner: Learner, grads: Any, number: jax.Array, rate: jax.Array) -> Learner:
+        """One step of Adam and of the target network; none where the learning rate is zero.
 
         `grads` are means over all environments already: neither clipping nor Adam is linear.
         """
         shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(optax.tree.norm(grads), 1e-8))
         grads = jax.tree.map(lambda g: g * shrink, grads)
         updates, optimiser = self._optimiser.update(grads, learner.optimiser)
-        params = jax.tree.map(lambda p, u: p - self.learning_rate * u, learner.params, updates)
-        rate = jnp.where(number % self.target_period == 0, self.target_rate, 0.0)
-        after = Learner(params, ops.polyak(learner.target, params, rate), optimiser)
-        return jax.tree.map(lambda old, new: jnp.where(starting, old, new), learner, after)
+        params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
+        move = jnp.where(number % self.target_period == 0, self.target_rate, 0.0)
+        after = Learner(params, ops.polyak(learner.target, params, move), optimiser)
+        return jax.tree.map(lambda old, new: jnp.where(rate > 0, new, old), learner, after)
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
@@ -294,11 +292,6 @@ class DQN(ff.Algorithm):
     @property
     def _optimiser(self) -> optax.GradientTransformation:
         return optax.scale_by_adam(eps=1e-5)
-
-
-def _steps(obs: jax.Array, action: jax.Array, t: ff.Timestep) -> ops.Steps:
-    happened = jnp.ones_like(t.reward) if t.mask is None else t.mask.astype(t.reward.dtype)
-    return ops.Steps(obs, action, t.reward, t.next_obs, t.terminated, t.done, happened)
 
 
 def _chosen(values: jax.Array, action: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ from fragflow.ops.n_step import Transition as Transition
 from fragflow.ops.n_step import join_steps as join_steps
 from fragflow.ops.n_step import n_step as n_step
 from fragflow.ops.n_step import no_steps as no_steps
+from fragflow.ops.n_step import steps_of as steps_of
 from fragflow.ops.networks import ActorCriticNetwork as ActorCriticNetwork
 from fragflow.ops.networks import MLPActorCritic as MLPActorCritic
 from fragflow.ops.normaliser import Statistics as Statistics
