@@ -69,7 +69,7 @@ class DQN(ff.Algorithm):
     """lower the learning rate linearly, to zero at the end of training"""
     rollout_length: int = 8
     """steps in every environment per iteration"""
-    updates: int = 8
+    updates: int = 16
     """gradient steps per iteration"""
     batch_size: int = 128
     """transitions per gradient step; a multiple of the number of environments"""
@@ -87,7 +87,7 @@ class DQN(ff.Algorithm):
     """choose the next action by the learning network, not by the target (van Hasselt et al. 2016)"""
     dueling: bool = False
     """separate the value of a state from the advantages of actions (Wang et al. 2016)"""
-    n_step: int = 1
+    n_step: int = 5
     """rewards to sum up before the target network is asked (Sutton 1988; Hessel et al. 2018)"""
     prioritised: bool = False
     """draw transitions by how surprising they were (Schaul et al. 2016)"""
@@ -95,9 +95,9 @@ class DQN(ff.Algorithm):
     """how much surprise counts: 0 not at all, 1 in proportion"""
     importance: float = 0.4
     """how far the bias of prioritised draws is corrected at first; at the end it is in full"""
-    target_period: int = 1
+    target_period: int = 200
     """gradient steps between moves of the target network"""
-    target_rate: float = 0.01
+    target_rate: float = 1.0
     """how far the target network moves towards the learning one; 1 copies it"""
     max_grad_norm: float = 10.0
     """gradients with a larger global norm are scaled down to it"""

@@ -1,0 +1,50 @@
+"""What equivalence tests share: a short run under a policy, and how its state is compared."""
+
+import functools
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.api import Algorithm
+from fragflow.environments import make_environment
+from fragflow.policies import named_policy
+from fragflow.run import Experiment, Outcome, run
+
+ONE_LEARNER = ("single-learner-coarse", "single-learner-fine", "environments")
+REPLICATED = ("multi-learner", "gpu-only", "central")
+
+
+@functools.cache
+def train(
+    algorithm: Algorithm,
+    env: str,
+    policy: str,
+    workers: int,
+    *,
+    num_envs: int,
+    iterations: int,
+) -> Outcome:
+    """A run of a few iterations; `algorithm` has a `rollout_length`."""
+    steps: int = getattr(algorithm, "rollout_length")  # noqa: B009
+    experiment = Experiment(
+        algorithm=algorithm,
+        environment=make_environment(env),
+        num_envs=num_envs,
+        total_steps=iterations * steps * num_envs,
+        seed=0,
+    )
+    return run(experiment, named_policy(policy), workers=workers)
+
+
+def digest(state: Any) -> str:
+    """Of all bits of a state."""
+    leaves = jax.tree.leaves(state)
+    return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in leaves)).hexdigest()
+
+
+def relative_error(a: Any, b: Any) -> float:
+    """Largest difference of any leaf, relative to that leaf's size."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in pairs)
