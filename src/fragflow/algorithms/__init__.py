@@ -11,6 +11,8 @@ ALGORITHMS: dict[str, str] = {
     "a3c": "fragflow.algorithms.a3c:A3C",
     "impala": "fragflow.algorithms.impala:IMPALA",
     "recurrent-ppo": "fragflow.algorithms.recurrent_ppo:RecurrentPPO",
+    "dqn": "fragflow.algorithms.dqn:DQN",
+    "sac": "fragflow.algorithms.sac:SAC",
 }
 """Where to find each algorithm: `module:class` by name."""
 

@@ -171,7 +171,7 @@ INDEX_RULES: dict[str, Rule] = {
     "scatter": scatter(adds=False),
     "scatter-add": scatter(adds=True),
     "scatter-sub": scatter(adds=True),
-    "scatter-mul": scatter(adds=False),
+    **dict.fromkeys(("scatter-mul", "scatter-max", "scatter-min"), scatter(adds=False)),
     "random_bits": random_bits,
     "random_split": random_bits,
     "random_wrap": same_axis,

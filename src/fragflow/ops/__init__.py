@@ -1,5 +1,11 @@
 """Pure reinforcement learning maths: no state, no environments."""
 
+from fragflow.ops.buffers import Ring as Ring
+from fragflow.ops.buffers import add_steps as add_steps
+from fragflow.ops.buffers import empty_ring as empty_ring
+from fragflow.ops.buffers import ring_capacity as ring_capacity
+from fragflow.ops.buffers import sample_uniformly as sample_uniformly
+from fragflow.ops.buffers import take as take
 from fragflow.ops.distributions import Categorical as Categorical
 from fragflow.ops.distributions import Distribution as Distribution
 from fragflow.ops.distributions import MultiCategorical as MultiCategorical
@@ -9,6 +15,12 @@ from fragflow.ops.losses import clipped_value_loss as clipped_value_loss
 from fragflow.ops.losses import value_loss as value_loss
 from fragflow.ops.minibatches import map_blocks as map_blocks
 from fragflow.ops.minibatches import time_minibatches as time_minibatches
+from fragflow.ops.n_step import Steps as Steps
+from fragflow.ops.n_step import Transition as Transition
+from fragflow.ops.n_step import join_steps as join_steps
+from fragflow.ops.n_step import n_step as n_step
+from fragflow.ops.n_step import no_steps as no_steps
+from fragflow.ops.n_step import steps_of as steps_of
 from fragflow.ops.networks import ActorCriticNetwork as ActorCriticNetwork
 from fragflow.ops.networks import MLPActorCritic as MLPActorCritic
 from fragflow.ops.normaliser import Statistics as Statistics
@@ -16,8 +28,20 @@ from fragflow.ops.normaliser import include as include
 from fragflow.ops.normaliser import normalise as normalise
 from fragflow.ops.recurrent import GRUActorCritic as GRUActorCritic
 from fragflow.ops.recurrent import forget as forget
+from fragflow.ops.replay_priorities import Priorities as Priorities
+from fragflow.ops.replay_priorities import add_priorities as add_priorities
+from fragflow.ops.replay_priorities import no_priorities as no_priorities
+from fragflow.ops.replay_priorities import sample_by_priority as sample_by_priority
+from fragflow.ops.replay_priorities import set_priorities as set_priorities
 from fragflow.ops.returns import discounted_sums as discounted_sums
 from fragflow.ops.returns import gae as gae
 from fragflow.ops.statistics import standardise as standardise
+from fragflow.ops.tanh_normal import TanhNormal as TanhNormal
+from fragflow.ops.targets import huber as huber
+from fragflow.ops.targets import polyak as polyak
+from fragflow.ops.value_networks import MLPQNetwork as MLPQNetwork
+from fragflow.ops.value_networks import MLPSoftNetwork as MLPSoftNetwork
+from fragflow.ops.value_networks import QNetwork as QNetwork
+from fragflow.ops.value_networks import SoftNetwork as SoftNetwork
 from fragflow.ops.vtrace import VTrace as VTrace
 from fragflow.ops.vtrace import vtrace as vtrace

@@ -1,6 +1,7 @@
 """Function approximators as plain pytrees of arrays: what to initialise, and how to apply it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,16 +52,16 @@ class MLPActorCritic:
 
     def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
         actor_key, critic_key = jax.random.split(key)
-        actor = self._tower(actor_key, observation, _outputs(action), 0.01)
+        actor = init_tower(actor_key, observation, self.hidden, _outputs(action), 0.01)
         if isinstance(action, MultiDiscrete):
             # One bias per choice, apart from the others: it tells where each begins.
             actor["choices"] = [jnp.zeros(count) for count in action.counts]
         if isinstance(action, Box):
             actor["log_std"] = jnp.zeros(action.shape, jnp.float32)
-        return {"actor": actor, "critic": self._tower(critic_key, observation, 1, 1.0)}
+        return {"actor": actor, "critic": init_tower(critic_key, observation, self.hidden, 1, 1.0)}
 
     def policy(self, actor: Params, obs: jax.Array) -> Distribution:
-        output = _apply(actor, obs)
+        output = apply_tower(actor, obs)
         if "choices" in actor:
             parts, start = [], 0
             for bias in actor["choices"]:
@@ -70,41 +71,52 @@ class MLPActorCritic:
         return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
 
     def value(self, critic: Params, obs: jax.Array) -> jax.Array:
-        return _apply(critic, obs)[..., 0]
-
-    def _tower(self, key: jax.Array, observation: Space, outputs: int, scale: float) -> Params:
-        if is_image(observation.shape):
-            image_key, key = jax.random.split(key)
-            convolutions, features = convolution_init(image_key, observation.shape)
-            layers = self._layers(key, Box(shape=(features,)), outputs, scale)
-            return {"convolutions": convolutions, "layers": layers}
-        return {"layers": self._layers(key, observation, outputs, scale)}
-
-    def _layers(
-        self, key: jax.Array, observation: Space, outputs: int, scale: float
-    ) -> list[Params]:
-        sizes = (*self.hidden, outputs)
-        scales = (math.sqrt(2.0),) * len(self.hidden) + (scale,)
-        # A choice among n is looked up in a table; the name tells it from a vector of size n.
-        name = "table" if isinstance(observation, Discrete) else "kernel"
-        inputs = (observation.n,) if isinstance(observation, Discrete) else observation.shape
-        layers: list[Params] = []
-        keys = jax.random.split(key, len(sizes))
-        for layer_key, size, layer_scale in zip(keys, sizes, scales, strict=True):
-            orthogonal = jax.nn.initializers.orthogonal(layer_scale)
-            weights = orthogonal(layer_key, (math.prod(inputs), size), jnp.float32)
-            layers.append({name: weights.reshape(*inputs, size), "bias": jnp.zeros(size)})
-            name, inputs = "kernel", (size,)
-        return layers
+        return apply_tower(critic, obs)[..., 0]
 
 
-def _apply(tower: Params, obs: jax.Array) -> jax.Array:
+def init_tower(
+    key: jax.Array, observation: Space, hidden: tuple[int, ...], outputs: int, scale: float
+) -> Params:
+    """A tower of layers, behind convolutions where observations are images.
+
+    Weights are orthogonal; `scale` is the size of those of the last layer.
+    """
+    if is_image(observation.shape):
+        image_key, key = jax.random.split(key)
+        convolutions, features = convolution_init(image_key, observation.shape)
+        layers = _init_layers(key, Box(shape=(features,)), hidden, outputs, scale)
+        return {"convolutions": convolutions, "layers": layers}
+    return {"layers": _init_layers(key, observation, hidden, outputs, scale)}
+
+
+def _init_layers(
+    key: jax.Array, observation: Space, hidden: tuple[int, ...], outputs: int, scale: float
+) -> list[Params]:
+    sizes = (*hidden, outputs)
+    scales = (math.sqrt(2.0),) * len(hidden) + (scale,)
+    # A choice among n is looked up in a table; the name tells it from a vector of size n.
+    name = "table" if isinstance(observation, Discrete) else "kernel"
+    inputs = (observation.n,) if isinstance(observation, Discrete) else observation.shape
+    layers: list[Params] = []
+    keys = jax.random.split(key, len(sizes))
+    for layer_key, size, layer_scale in zip(keys, sizes, scales, strict=True):
+        orthogonal = jax.nn.initializers.orthogonal(layer_scale)
+        weights = orthogonal(layer_key, (math.prod(inputs), size), jnp.float32)
+        layers.append({name: weights.reshape(*inputs, size), "bias": jnp.zeros(size)})
+        name, inputs = "kernel", (size,)
+    return layers
+
+
+def apply_tower(
+    tower: Params, obs: jax.Array, activation: Callable[[jax.Array], jax.Array] = jnp.tanh
+) -> jax.Array:
+    """What a tower makes of observations with any number of batch axes."""
     layers = tower["layers"]
     if "convolutions" in tower:
         obs = convolve(tower["convolutions"], obs)
     x = _first(layers[0], obs)
     for layer in layers[1:]:
-        x = _linear(layer["kernel"], layer["bias"], jnp.tanh(x))
+        x = _linear(layer["kernel"], layer["bias"], activation(x))
     return x
 
 
