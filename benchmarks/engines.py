@@ -31,26 +31,29 @@ ITERATIONS = 1 << 16
 
 @dataclass
 class Task:
-    """PPO on CartPole-v1, with a first state and what `run` hands to every program."""
+    """PPO on CartPole-v1 or what is given, with a first state and what `run` hands to programs."""
 
     num_envs: int
-    ppo: PPO = field(default_factory=lambda: PPO(rollout_length=ROLLOUT, epochs=4, minibatches=4))
+    algorithm: Any = field(
+        default_factory=lambda: PPO(rollout_length=ROLLOUT, epochs=4, minibatches=4)
+    )
+    env: str = "CartPole-v1"
 
     def __post_init__(self) -> None:
-        self.environment = make_environment("CartPole-v1")
-        self.steps = ROLLOUT * self.num_envs
+        self.environment = make_environment(self.env)
+        self.steps = self.algorithm.rollout_length * self.num_envs
         self.sources = {
             "env_ids": np.arange(self.num_envs, dtype=np.int32),
             "run_key": np.asarray(jax.random.key_data(jax.random.key(0))),
             "steps_per_iteration": np.int32(self.steps),
             "total_iterations": np.int32(ITERATIONS),
         }
-        init = init_function(self.ppo, self.environment, self.num_envs)
+        init = init_function(self.algorithm, self.environment, self.num_envs)
         self.state: Any = jax.jit(init)(self.sources["run_key"], self.sources["env_ids"])
 
     def runtime(self, policy: str) -> LocalRuntime:
         """Traced, cut and compiled; one worker."""
-        source = traced(self.ppo, self.environment, self.num_envs)
+        source = traced(self.algorithm, self.environment, self.num_envs)
         assert env_steps_per_iteration(source.at(self.num_envs), self.num_envs) == self.steps
         fdg = cut(source, named_policy(policy), Deployment(workers=1, accelerator=accelerator()))
         names = (carry.inside for carry in fdg.program.loop.carries)
@@ -59,7 +62,7 @@ class Task:
 
     def by_hand(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The same loop as anyone would write it for `jax.jit`, and its arguments."""
-        iteration = iteration_function(self.ppo, self.environment, self.num_envs)
+        iteration = iteration_function(self.algorithm, self.environment, self.num_envs)
 
         def train(state: Any, start: Any, count: Any, *sources: Any) -> tuple[Any, Any]:
             types = jax.eval_shape(iteration, state, start, *sources)[1]

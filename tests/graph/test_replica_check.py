@@ -178,3 +178,29 @@ def test_convolutions_of_rows_and_their_gradients_are_followed():
     build(Toy(report=lambda rewards: ff.all_mean(kernel_gradient(rewards))), "gpu-only")
     with pytest.raises(ReplicaError):
         build(Toy(report=kernel_gradient), "gpu-only")
+
+
+def rings(rewards: jax.Array, method: str) -> jax.Array:
+    """`[T, N]`: in every environment's row, what falls on one place is combined there."""
+    places = jnp.array([0, 2, 0, 1])
+
+    def one(row: jax.Array) -> jax.Array:
+        places_here = (places + (row > 0)) % len(row)
+        return getattr(jnp.zeros_like(row).at[places_here], method)(row)
+
+    return jax.vmap(one, in_axes=1, out_axes=1)(rewards)
+
+
+@pytest.mark.parametrize("method", ["set", "max", "min", "add"])
+def test_rows_may_be_written_into_at_places_of_their_own(method):
+    build(Toy(between=lambda env, rewards: rings(rewards, method)), "gpu-only")
+
+
+@pytest.mark.parametrize("method", ["set", "max", "min"])
+def test_one_table_that_all_environments_write_into_is_refused(method):
+    def table(rewards: jax.Array) -> jax.Array:
+        places = (rewards[0] > 0).astype(jnp.int32)
+        return getattr(jnp.zeros(2).at[places], method)(rewards[0]).sum()
+
+    with pytest.raises(ReplicaError, match="in one place"):
+        build(Toy(report=table), "gpu-only")

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import rlax
 import scipy.stats
@@ -37,6 +38,7 @@ def test_n_step_equals_the_definition(n: int, ends: float) -> None:
     steps = rollout(length=20, envs=4, ends=ends)
     found = jax.jit(ops.n_step, static_argnums=(1, 2))(steps, n, GAMMA)
     assert found.reward.shape == (21 - n, 4)
+    steps, found = jax.tree.map(np.asarray, (steps, found))
     for t in range(21 - n):
         for env in range(4):
             total, last = 0.0, t
@@ -133,8 +135,6 @@ def test_huber_is_that_of_rlax() -> None:
 
 
 def test_polyak_is_the_incremental_update_of_optax() -> None:
-    import optax
-
     target, online = {"a": jnp.ones(3)}, {"a": jnp.arange(3.0)}
     expected = optax.incremental_update(online, target, 0.1)
     jax.tree.map(

@@ -53,7 +53,7 @@ class SAC(ff.Algorithm):
     """step size of Adam, for actor, critics and temperature"""
     rollout_length: int = 8
     """steps in every environment per iteration"""
-    updates: int = 64
+    updates: int = 32
     """gradient steps per iteration"""
     batch_size: int = 256
     """transitions per gradient step; a multiple of the number of environments"""
