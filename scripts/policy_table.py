@@ -8,10 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-
-jax.config.update("jax_num_cpu_devices", 4)
-
 from fragflow.algorithms import ALGORITHMS, algorithm_class
 from fragflow.environments import make_environment
 from fragflow.errors import FragflowError
