@@ -1,5 +1,7 @@
 """Distribution does not change learning: DQN and SAC under every policy, buffers included."""
 
+from typing import Any
+
 import pytest
 
 from equivalence.common import ONE_LEARNER, REPLICATED, digest, relative_error, train
@@ -7,9 +9,9 @@ from fragflow.algorithms.dqn import DQN
 from fragflow.algorithms.sac import SAC
 
 # Five iterations: the ring is full after two, learning starts after one.
-SHORT = {"rollout_length": 4, "updates": 3, "batch_size": 32, "buffer_size": 128}
+SHORT: dict[str, Any] = {"rollout_length": 4, "updates": 3, "batch_size": 32, "buffer_size": 128}
 SHORT |= {"learning_starts": 64, "hidden": (64,)}
-RAINBOW = {"n_step": 3, "dueling": True, "prioritised": True}
+RAINBOW: dict[str, Any] = {"n_step": 3, "dueling": True, "prioritised": True}
 CASES = {
     "dqn": (DQN(**SHORT, target_period=2, n_step=1), "CartPole-v1"),
     "prioritised dqn": (DQN(**SHORT, target_period=2, **RAINBOW), "CartPole-v1"),

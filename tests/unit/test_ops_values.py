@@ -1,5 +1,7 @@
 """n-step transitions, tanh-normal distributions, target networks and losses against oracles."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +61,7 @@ def test_n_step_returns_are_those_of_rlax() -> None:
     terminated = np.random.default_rng(0).random((30, 1)) < 0.2
     steps = steps._replace(terminated=jnp.asarray(terminated))
     value = jnp.asarray(np.random.default_rng(1).normal(size=30), jnp.float32)
-    expected = rlax.n_step_bootstrapped_returns(
+    expected: Any = rlax.n_step_bootstrapped_returns(
         steps.reward[:, 0], GAMMA * (1.0 - terminated[:, 0]), value, n=3
     )
     # The value of an observation is looked up by its position in time.
@@ -96,7 +98,7 @@ def test_tanh_normal_has_the_density_of_a_squashed_normal() -> None:
     noise = jnp.array([[0.7, -1.1]])
     action, log_prob = ops.TanhNormal(mean, log_std).transform(noise)
     inner = np.arctanh(np.asarray(action, np.float64))
-    normal = scipy.stats.norm(np.asarray(mean), np.exp(np.asarray(log_std)))
+    normal: Any = scipy.stats.norm(np.asarray(mean), np.exp(np.asarray(log_std)))
     expected = normal.logpdf(inner) - np.log(1.0 - np.tanh(inner) ** 2)
     np.testing.assert_allclose(log_prob, expected.sum(-1), rtol=1e-4)
     assert ops.TanhNormal(mean, log_std).mode().shape == (1, 2)

@@ -17,7 +17,7 @@ from fragflow.errors import ConfigError
 
 SMALL: dict[str, Any] = {"rollout_length": 4, "updates": 2, "batch_size": 8, "buffer_size": 64}
 SMALL |= {"learning_starts": 32, "hidden": (8,)}
-IMPROVED = {"prioritised": True, "dueling": True, "n_step": 3, "target_period": 1}
+IMPROVED: dict[str, Any] = {"prioritised": True, "dueling": True, "n_step": 3, "target_period": 1}
 CASES: dict[str, tuple[Any, str]] = {
     "dqn": (DQN(**SMALL, n_step=1, target_period=1), "CartPole-v1"),
     "improved dqn": (DQN(**SMALL, **IMPROVED), "CartPole-v1"),
@@ -174,7 +174,7 @@ def test_double_learning_asks_the_target_about_the_learners_choice() -> None:
 def test_actions_follow_epsilon() -> None:
     algorithm = CASES["dqn"][0]
     env = environments("CartPole-v1", 2_000)
-    params = ops.MLPQNetwork((8,)).init(jax.random.key(0), env.observation, env.action)
+    params = ops.MLPQNetwork((8,)).init(jax.random.key(0), env.observation, ff.Discrete(n=2))
     keys = env.keys(jax.random.key(1))
     act = jax.jit(algorithm.act)
     greedy = act(params, jnp.ones((2_000, 4)), keys, jnp.float32(0.0))
@@ -224,7 +224,7 @@ def test_each_loss_moves_its_own_part() -> None:
     def critic_loss(critic: Any) -> jax.Array:
         obs, action = transition.obs.reshape(-1, 3), transition.action.reshape(-1, 1)
         values = ops.MLPSoftNetwork((8,)).values(critic, obs, action)
-        return sum(0.5 * jnp.mean((value - 1.0) ** 2) for value in values)
+        return 0.5 * jnp.mean(sum((value - 1.0) ** 2 for value in values))
 
     expected = jax.grad(critic_loss)(params["critic"])
     jax.tree.map(

@@ -84,7 +84,7 @@ class DQN(ff.Algorithm):
     exploration: float = 0.2
     """share of training in which epsilon goes down to its final value"""
     double: bool = True
-    """choose the next action by the learning network, not by the target (van Hasselt et al. 2016)"""
+    """let the learning network choose the next action, not the target (van Hasselt et al. 2016)"""
     dueling: bool = False
     """separate the value of a state from the advantages of actions (Wang et al. 2016)"""
     n_step: int = 5

@@ -217,7 +217,7 @@ class SAC(ff.Algorithm):
         `grads` are means over all environments already: Adam is not linear.
         """
         updates, optimiser = self._optimiser.update(grads, learner.optimiser)
-        params = optax.apply_updates(learner.params, updates)
+        params: Any = optax.apply_updates(learner.params, updates)
         target = ops.polyak(learner.target, params["critic"], self.target_rate)
         after = Learner(params, target, optimiser)
         return jax.tree.map(lambda old, new: jnp.where(starting, old, new), learner, after)

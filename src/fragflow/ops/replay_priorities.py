@@ -20,7 +20,7 @@ class Priorities(NamedTuple):
     """For every entry of every environment's ring; zero where there is none."""
 
     chances: jax.Array
-    """`[N, capacity]`, up to whole blocks: `p^alpha`, what the chance to be drawn is proportional to"""
+    """`[N, capacity]`, up to whole blocks: `p^alpha`, in proportion to which entries are drawn"""
     largest: jax.Array
     """`[N]`, the largest that was ever set"""
 
