@@ -18,7 +18,7 @@ def verdicts(environment, steps: int = 40) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["gymnax:CartPole-v1", "gymnasium:Faulty-v0", "envpool:CartPole-v1"]
+    "name", ["gymnax:CartPole-v1", "gymnasium:runtime.faulty:Faulty-v0", "envpool:CartPole-v1"]
 )
 def test_good_environments_pass(name, capsys):
     assert main(["check", name, "--steps", "60"]) == 0

@@ -316,4 +316,6 @@ def test_channels_are_found_however_many_there_are():
 def test_bounds_are_stacked_with_what_they_bound():
     space = ff.Box(shape=(2,), low=(-1.0, -8.0), high=(1.0, 8.0))
     stacked = FrameStack(2).observation(space)
+    bytes_without = ff.Box(shape=(4, 4, 1), dtype="uint8")
+    assert FrameStack(3).observation(bytes_without) == ff.Box(shape=(4, 4, 3), dtype="uint8")
     assert stacked == ff.Box(shape=(4,), low=(-1.0, -8.0) * 2, high=(1.0, 8.0) * 2)

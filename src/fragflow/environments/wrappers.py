@@ -1,5 +1,6 @@
 """Standard wrappers of environments, and `ff.wrap`, which puts them on."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -31,8 +32,14 @@ class FrameStack(Wrapper):
     def observation(self, space: Space) -> Space:
         if not isinstance(space, Box):
             raise ConfigError(f"frame_stack is for numbers, but observations are {space}")
-        low, high = (self.first(space, bound)[0] for bound in space.bounds)
-        return Box(shape=low.shape, dtype=space.dtype, low=_bound(low), high=_bound(high))
+
+        def stacked(bound: Any) -> Any:
+            if np.ndim(bound) == 0:
+                return bound
+            return tuple(self.first(space, np.reshape(bound, space.shape))[0].ravel().tolist())
+
+        shape = self.first(space, np.empty(space.shape))[0].shape
+        return Box(shape=shape, dtype=space.dtype, low=stacked(space.low), high=stacked(space.high))
 
     def first(self, space: Space, obs: Any) -> tuple[Any, Any]:
         stack = _join([_frame(space, obs)] * self.count, _stacking_axis(space))
@@ -66,16 +73,15 @@ class ScaleActions(Wrapper):
     """Act between -1 and 1, whatever bounds the environment has."""
 
     def action(self, space: Space) -> Space:
-        box = _real_actions("scale_actions", space)
-        if not np.all(np.isfinite(box.bounds)):
+        _require_continuous("scale_actions", space)
+        if not np.all(np.isfinite(_bounds(space))):
             raise ConfigError(f"scale_actions needs bounds to scale to, but actions are {space}")
-        return Box(shape=box.shape, dtype=box.dtype, low=-1.0, high=1.0)
+        return Box(shape=space.shape, dtype=space.dtype, low=-1.0, high=1.0)
 
     def act(self, space: Space, action: Any) -> Any:
-        low, high = _real_actions("scale_actions", space).bounds
-        low_half, high_half = 0.5 * low, 0.5 * high
-        scaled = (high_half + low_half) + (high_half - low_half) * action
-        return action.__array_namespace__().clip(scaled, low, high)
+        low, high = _bounds(space)
+        centre, reach = _centre_and_reach(space)
+        return action.__array_namespace__().clip(centre + reach * action, low, high)
 
 
 @dataclass(frozen=True)
@@ -83,12 +89,11 @@ class ClipActions(Wrapper):
     """Act without bounds; the environment gets the nearest action within its own."""
 
     def action(self, space: Space) -> Space:
-        box = _real_actions("clip_actions", space)
-        return Box(shape=box.shape, dtype=box.dtype)
+        _require_continuous("clip_actions", space)
+        return Box(shape=space.shape, dtype=space.dtype)
 
     def act(self, space: Space, action: Any) -> Any:
-        low, high = _real_actions("clip_actions", space).bounds
-        return action.__array_namespace__().clip(action, low, high)
+        return action.__array_namespace__().clip(action, *_bounds(space))
 
 
 @dataclass(frozen=True)
@@ -156,10 +161,22 @@ def _require_whole(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}: expected a whole number of at least 1")
 
 
-def _real_actions(wrapper: str, space: Space) -> Box:
+def _require_continuous(wrapper: str, space: Space) -> None:
     if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
         raise ConfigError(f"{wrapper} is for continuous actions, but actions are {space}")
-    return space
+
+
+# On the host these are asked for at every step.
+@functools.lru_cache
+def _bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
+    assert isinstance(space, Box)
+    return space.bounds
+
+
+@functools.lru_cache
+def _centre_and_reach(space: Space) -> tuple[np.ndarray, np.ndarray]:
+    low, high = _bounds(space)
+    return 0.5 * high + 0.5 * low, 0.5 * high - 0.5 * low
 
 
 def _stacking_axis(space: Space) -> int:
@@ -173,8 +190,3 @@ def _frame(space: Space, obs: Any) -> Any:
 
 def _join(frames: list[Any], axis: int) -> Any:
     return frames[0].__array_namespace__().concat(frames, axis=axis)
-
-
-def _bound(bound: np.ndarray) -> float | tuple[float, ...]:
-    array = bound.astype(np.float64)
-    return float(array.flat[0]) if np.all(array == array.flat[0]) else tuple(array.ravel().tolist())
