@@ -1,7 +1,6 @@
 """Environments on the host while a run uses them: opened, checked at every step, closed."""
 
 import contextlib
-import functools
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from fragflow.api.host import Host, HostEnvironment, HostStep
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph.ir import FDG, Op, is_host_call, walk
+from fragflow.runtime.ranges import Range
 
 
 def open_pools(fdg: FDG) -> dict[str, list["HostPool"]]:
@@ -76,8 +76,8 @@ class HostPool:
             ]
             for method in ("reset", "step")
         }
-        space = host.environment.action
-        self._action_type = np.dtype(space.dtype)
+        self._range = Range.of(host.environment.observation, self._types["reset"][0].shape)
+        self._action_type = np.dtype(host.environment.action.dtype)
 
     def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
         """Answers a call of the traced program."""
@@ -110,7 +110,7 @@ class HostPool:
         except Exception as error:
             raise self._fault("reset", error) from error
         leaves = jax.tree.leaves(obs)
-        self._check("reset", leaves, self._types["reset"])
+        self._check("reset", leaves, self._types["reset"], observations=1)
         return leaves
 
     def _step(self, ticket: Any, record: Any, action: Any) -> Sequence[np.ndarray]:
@@ -127,7 +127,7 @@ class HostPool:
         except Exception as error:
             raise self._fault("step", error) from error
         leaves = jax.tree.leaves(tuple(step))
-        self._check("step", leaves, self._types["step"][2:])
+        self._check("step", leaves, self._types["step"][2:], observations=2)
         return [ticket + np.int32(1), self._recorded(np.asarray(record), step), *leaves]
 
     def _recorded(self, record: np.ndarray, step: HostStep) -> np.ndarray:
@@ -146,9 +146,12 @@ class HostPool:
             record[done, 0:2] = 0.0
         return record
 
-    def _check(self, method: str, leaves: Sequence[Any], types: Sequence[Any]) -> None:
+    def _check(
+        self, method: str, leaves: Sequence[Any], types: Sequence[Any], observations: int
+    ) -> None:
+        """Refuses what an environment must not answer; the first leaves are observations."""
         before = None
-        for leaf, expected in zip(leaves, types, strict=True):
+        for k, (leaf, expected) in enumerate(zip(leaves, types, strict=True)):
             if leaf is before:
                 continue  # no episode ended: the next observation is the true successor
             before = leaf
@@ -158,13 +161,12 @@ class HostPool:
                     f"{method} at step {self._steps}: expected {expected.dtype}"
                     f"{list(expected.shape)}"
                 )
-            # Zero times NaN or infinity is NaN: the quickest way to see one.
-            if leaf.dtype == np.float32 and np.isnan(np.dot(leaf.ravel(), self._zeros(leaf.size))):
+            if k < observations and self._range is not None:
+                if not self._range.holds(leaf):
+                    self._refuse_non_finite(method, leaf)
+                    self._refuse_out_of_range(method, leaf, self._range)
+            elif leaf.dtype == np.float32 and np.count_nonzero(np.isfinite(leaf)) != leaf.size:
                 self._refuse_non_finite(method, leaf)
-
-    @functools.cache  # noqa: B019 (lives as long as the pool)
-    def _zeros(self, size: int) -> np.ndarray:
-        return np.zeros(size, np.float32)
 
     def _refuse_non_finite(self, method: str, leaf: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(1))
@@ -172,6 +174,15 @@ class HostPool:
             raise EnvironmentFault(
                 f"{self._environment.name}: environment {self.ids[bad[0]]} returned NaN or "
                 f"infinity from {method} at step {self._steps}"
+            )
+
+    def _refuse_out_of_range(self, method: str, leaf: np.ndarray, bounds: Range) -> None:
+        breach = bounds.breach(leaf)
+        if breach is not None:
+            raise EnvironmentFault(
+                f"{self._environment.name}: environment {self.ids[breach.row]} returned an "
+                f"observation from {method} at step {self._steps} that is out of range: "
+                f"{breach.words}. {breach.fix}"
             )
 
     def _fault(self, method: str, error: Exception) -> FragflowError:
