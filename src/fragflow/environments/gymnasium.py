@@ -70,27 +70,27 @@ class SyncBatch:
     """Environments stepped one after the other."""
 
     def __init__(self, environments: Sequence[Any], observation: Space):
-        self._environments = environments
+        self.environments = environments
         self._observation = observation
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         out = self._new()
-        reset_all(self._environments, seeds, out.obs)
+        reset_all(self.environments, seeds, out.obs)
         return out.obs
 
     def step(self, action: np.ndarray) -> HostStep:
         # New arrays each time: JAX may still read the last ones.
         out = self._new()
-        step_all(self._environments, action, out)
+        step_all(self.environments, action, out)
         return HostStep(*out)
 
     def close(self) -> None:
-        for env in self._environments:
+        for env in self.environments:
             env.close()
 
     def _new(self) -> Arrays:
         space = self._observation
-        return Arrays.new(len(self._environments), space.shape, space.dtype)
+        return Arrays.new(len(self.environments), space.shape, space.dtype)
 
 
 class VectorBatch:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.api.host import Host, HostEnvironment, HostStep
+from fragflow.api.host import Host, HostBatch, HostEnvironment, HostStep
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph.ir import FDG, Op, is_host_call, walk
 from fragflow.runtime.ranges import Range
@@ -64,7 +64,7 @@ class HostPool:
         self._environment = host.environment
         self._steps = 0
         try:
-            self._batch = host.environment.open(self.ids)
+            self.batch = host.environment.open(self.ids)
         except Exception as error:
             raise self._fault("its start", error) from error
         self.busy_since: float | None = None
@@ -99,14 +99,14 @@ class HostPool:
 
     def close(self) -> None:
         """Ends all that the environments have started."""
-        self._batch.close()
+        self.batch.close()
 
     def _reset(self, raw_keys: Any) -> Sequence[np.ndarray]:
         raw = np.asarray(raw_keys).astype(np.uint64)
         seeds = ((raw[:, 0] ^ (raw[:, 1] << np.uint64(7))) & np.uint64(0x7FFFFFFF)).astype(np.int64)
         self._steps = 0
         try:
-            obs = self._batch.reset(seeds)
+            obs = self.batch.reset(seeds)
         except Exception as error:
             raise self._fault("reset", error) from error
         leaves = jax.tree.leaves(obs)
@@ -123,7 +123,7 @@ class HostPool:
             )
         self._steps += 1
         try:
-            step = self._batch.step(np.asarray(action, self._action_type))
+            step = self.batch.step(np.asarray(action, self._action_type))
         except Exception as error:
             raise self._fault("step", error) from error
         leaves = jax.tree.leaves(tuple(step))
@@ -204,13 +204,20 @@ class HostPool:
 class HostPlayer:
     """Environments on the host, played from Python with the checks that every run makes."""
 
-    def __init__(self, environment: HostEnvironment, count: int):
-        self._pool = HostPool(Host(environment), range(count))
-        self._ticket = np.zeros(count, np.int32)
+    def __init__(self, environment: HostEnvironment, count: int, first: int = 0):
+        """`first` is the index of the first of them."""
+        self._pool = HostPool(Host(environment), range(first, first + count))
+        self._count = count
         self._record = np.zeros((count, 5), np.float32)
+
+    @property
+    def batch(self) -> HostBatch:
+        """What the environment's `open` returned."""
+        return self._pool.batch
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """First observations; seeds are below 2^31."""
+        self._ticket = np.zeros(self._count, np.int32)
         (obs,) = self._pool.call("reset", np.array([[seed, 0] for seed in seeds], np.uint32))
         return obs
 

@@ -39,7 +39,7 @@ class Range:
         if dtype.kind not in "fiu" or dtype.itemsize > 4:
             return None  # flags have no range; JAX computes in 32 bits
         limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-        low, high = _declared(space)
+        low, high = declared_bounds(space)
         low = np.where(low <= float(limits.min), -np.inf, low)
         high = np.where(high >= float(limits.max), np.inf, high)
         if not (np.isfinite(low).any() or np.isfinite(high).any()):
@@ -63,7 +63,7 @@ class Range:
             return None
         row, *entry = (int(k) for k in np.argwhere(~self._within.all(0))[0])
         low, high = (
-            np.broadcast_to(b, obs.shape[1:])[tuple(entry)] for b in _declared(self._space)
+            np.broadcast_to(b, obs.shape[1:])[tuple(entry)] for b in declared_bounds(self._space)
         )
         where = f"entry {entry} of it is" if entry else "it is"
         words = f"{where} {obs[(row, *entry)]!s}, outside of {low:g} to {high:g}"
@@ -83,7 +83,7 @@ def _distance(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(high - low), high - low, np.maximum(size, 1.0))
 
 
-def _declared(space: Space) -> tuple[np.ndarray, np.ndarray]:
+def declared_bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
     """Lowest and highest values, infinite where there is none."""
     if isinstance(space, Box):
         bounds = (np.asarray(bound, np.float64) for bound in (space.low, space.high))

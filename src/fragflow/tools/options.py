@@ -120,7 +120,9 @@ def parse(prog: str, summary: str, groups: Sequence[Group], words: Sequence[str]
     import tyro
 
     options = _unique(groups)
-    words = _gather_repeated("--env-arg", _normalised(words))
+    words = _normalised(words)
+    for flag in ("--env-arg", "--twin-arg"):
+        words = _gather_repeated(flag, words)
     kinds = []
     for group in groups:
         group_type = dataclasses.make_dataclass(
