@@ -52,6 +52,8 @@ def test_wrapped_environments_pass(name, capsys):
         ),
         ("shape", "types and shapes", "an observation has shape [1], expected [2]"),
         ("nan", "types and shapes", "environment 2 returned NaN or infinity from step at step 3"),
+        ("range", "types and shapes", "entry [0] of it is -1.0, outside of 0 to 5. Correct it"),
+        ("choice", "types and shapes", "it is 6, outside of 0 to 5. Correct it"),
     ],
 )
 def test_faults_of_host_environments(fault, rule, said):

@@ -9,30 +9,44 @@ import numpy as np
 
 
 class Faulty(gymnasium.Env):
-    """Counts its steps; `fault` happens at step `at`, in the environment with seed 2 modulo 4."""
+    """Counts its steps; `fault` happens at step `at`.
 
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    It happens in the environment with seed 2 modulo 4, or in `every` one.
+    """
+
+    observation_space: gymnasium.Space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault: str = "", at: int = 3):
-        self.fault, self.at = fault, at
+    def __init__(self, fault: str = "", at: int = 3, every: bool = False):
+        self.fault, self.at, self.every = fault, at, every
+        self.total = 0
+        if fault == "range":
+            low, high = np.array([0, -np.inf], np.float32), np.array([5, np.inf], np.float32)
+            self.observation_space = gymnasium.spaces.Box(low, high)
+        elif fault == "choice":
+            self.observation_space = gymnasium.spaces.Discrete(6)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         if seed is not None:
-            self.is_bad = seed % 4 == 2
+            self.is_bad = self.every or seed % 4 == 2
         self.steps = 0
         if self.fault == "reset" and self.is_bad:
             raise RuntimeError("no ball")
         return self._obs(), {}
 
-    def _obs(self) -> np.ndarray:
-        return np.array([self.steps, self.np_random.normal()], np.float32)
+    def _obs(self) -> Any:
+        is_out = self.is_bad and self.total == self.at
+        if self.fault == "choice":
+            return 6 if is_out else self.steps
+        place = -1 if is_out and self.fault == "range" else self.steps
+        return np.array([place, self.np_random.normal()], np.float32)
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict]:
         self.steps += 1
-        obs: Any = self._obs()
-        if self.is_bad and self.steps == self.at:
+        self.total += 1
+        obs = self._obs()
+        if self.is_bad and self.total == self.at:
             match self.fault:
                 case "raise":
                     raise RuntimeError("the ball is gone")

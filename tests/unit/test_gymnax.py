@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +137,7 @@ def test_an_environment_does_not_depend_on_its_neighbours() -> None:
         ("CartPole-v1", {"max_steps": 3}, "Did you mean 'max_steps_in_episode'"),
     ],
 )
-def test_wrong_names_are_told(name: str, arguments: dict[str, int], message: str) -> None:
+def test_wrong_names_are_told(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_environment(name, **arguments)
 

@@ -1,6 +1,8 @@
 """Adapters of environment libraries; loaded when they are asked for."""
 
+import dataclasses
 import importlib
+import math
 from types import ModuleType
 from typing import Any
 
@@ -19,12 +21,24 @@ BARE = ("gymnax", "gymnasium")
 """where a name without a library is looked for, in this order"""
 ON_HOST = frozenset({"gymnasium", "envpool", "pettingzoo"})
 """libraries whose environments are no JAX programs"""
+BOUNDS = ("declared", "none")
+"""which bounds observations must keep"""
 
 
-def make_environment(name: str, **arguments: Any) -> Any:
-    """The environment `library:name`, or just `name`; `arguments` are its own settings."""
+def make_environment(name: str, *, observation_bounds: str = "declared", **arguments: Any) -> Any:
+    """The environment `library:name`, or just `name`; `arguments` are its own settings.
+
+    `observation_bounds="none"` is for one that does not keep the bounds it declares.
+    """
+    if observation_bounds not in BOUNDS:
+        raise ConfigError(unknown("choice of observation_bounds", str(observation_bounds), BOUNDS))
     library = library_of(name)
-    return _adapter(library).make(name.removeprefix(f"{library}:"), **arguments)
+    environment = _adapter(library).make(name.removeprefix(f"{library}:"), **arguments)
+    space = environment.observation
+    if observation_bounds == "none" and hasattr(space, "low"):
+        unbounded = dataclasses.replace(space, low=-math.inf, high=math.inf)
+        return dataclasses.replace(environment, observation=unbounded)
+    return environment
 
 
 def library_of(name: str) -> str:

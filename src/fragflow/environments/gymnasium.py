@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from fragflow.api.host import HostBatch, HostStep
-from fragflow.api.spaces import Space
+from fragflow.api.spaces import Box, Space
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.environments.processes import ProcessBatch, default_processes
 from fragflow.environments.stepping import Arrays, make_environment, reset_all, step_all
 from fragflow.errors import ConfigError, did_you_mean, unknown
 
 VECTORIZATIONS = ("auto", "vector", "sync", "process")
+LEAVE_BOUNDS = ("LunarLander", "LunarLanderContinuous", "BipedalWalker", "BipedalWalkerHardcore")
+"""whose observations leave the bounds they declare, which are then taken for none"""
 PROBE_STEPS = 64
 WORTH_SECONDS = 200e-6
 """what processes must save per step of a batch; waking them costs about half of it"""
@@ -76,27 +78,27 @@ class SyncBatch:
     """Environments stepped one after the other."""
 
     def __init__(self, environments: Sequence[Any], observation: Space):
-        self._environments = environments
+        self.environments = environments
         self._observation = observation
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         out = self._new()
-        reset_all(self._environments, seeds, out.obs)
+        reset_all(self.environments, seeds, out.obs)
         return out.obs
 
     def step(self, action: np.ndarray) -> HostStep:
         # New arrays each time: JAX may still read the last ones.
         out = self._new()
-        step_all(self._environments, action, out)
+        step_all(self.environments, action, out)
         return HostStep(*out)
 
     def close(self) -> None:
-        for env in self._environments:
+        for env in self.environments:
             env.close()
 
     def _new(self) -> Arrays:
         space = self._observation
-        return Arrays.new(len(self._environments), space.shape, space.dtype)
+        return Arrays.new(len(self.environments), space.shape, space.dtype)
 
 
 class VectorBatch:
@@ -136,6 +138,8 @@ def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> Gymnasi
     env = _one(name, arguments)
     try:
         observation = space_of(name, "observations", env.observation_space)
+        if spec.name in LEAVE_BOUNDS and isinstance(observation, Box):
+            observation = Box(shape=observation.shape, dtype=observation.dtype)
         action = space_of(name, "actions", env.action_space)
     finally:
         env.close()

@@ -42,6 +42,12 @@ def _dtype(dtype: Any) -> str:
 
 def _bound(bound: np.ndarray) -> float | tuple[float, ...]:
     array = np.asarray(bound, np.float64)
+    if np.dtype(bound.dtype).kind == "f":
+        # "Unbounded" is also written as the largest number; and in C++, by mistake, its "least" is
+        # the smallest positive one.
+        limits = np.finfo(bound.dtype)
+        array = np.where(np.abs(array) >= limits.max, np.copysign(np.inf, array), array)
+        array = np.where(array == limits.tiny, -np.inf, array)
     if np.all(array == array.flat[0]):
         return float(array.flat[0])
     return tuple(array.ravel().tolist())

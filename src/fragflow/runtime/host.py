@@ -1,7 +1,6 @@
 """Environments on the host while a run uses them: opened, checked at every step, closed."""
 
 import contextlib
-import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph.ir import FDG, Fragment, Op, is_host_call, walk
 from fragflow.policies.policy import Deployment, Policy
+from fragflow.runtime.ranges import Range
 
 
 def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
@@ -93,7 +93,7 @@ class HostPool:
         if host.is_compiled:
             host.pool = self
         try:
-            self._batch: Any = host.environment.open(self.ids)
+            self.batch: Any = host.environment.open(self.ids)
         except Exception as error:
             raise self._fault("its start", error) from error
         self.busy_since: float | None = None
@@ -105,8 +105,8 @@ class HostPool:
             ]
             for method in ("reset", "step")
         }
-        space = host.environment.action
-        self._action_type = np.dtype(space.dtype)
+        self._range = Range.of(host.environment.observation, self._types["reset"][0].shape)
+        self._action_type = np.dtype(host.environment.action.dtype)
 
     def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
         """Answers a call of the traced program."""
@@ -128,7 +128,7 @@ class HostPool:
         Nothing is checked here: NaN will show in the metrics.
         """
         ticket, action = lax.optimization_barrier((ticket, action))
-        step = self._batch.compiled_step(action)
+        step = self.batch.compiled_step(action)
         return lax.optimization_barrier([ticket + 1, *jax.tree.leaves(tuple(step))])
 
     def stuck(self, seconds: float) -> EnvironmentFault | None:
@@ -145,18 +145,18 @@ class HostPool:
         """Ends all that the environments have started."""
         if self._host.is_compiled and self.busy_since is not None:
             return  # a compiled program is still using them: they end with the process
-        self._batch.close()
+        self.batch.close()
 
     def _reset(self, raw_keys: Any) -> Sequence[np.ndarray]:
         raw = np.asarray(raw_keys).astype(np.uint64)
         seeds = ((raw[:, 0] ^ (raw[:, 1] << np.uint64(7))) & np.uint64(0x7FFFFFFF)).astype(np.int64)
         self._steps = 0
         try:
-            obs = self._batch.reset(seeds)
+            obs = self.batch.reset(seeds)
         except Exception as error:
             raise self._fault("reset", error) from error
         leaves = jax.tree.leaves(obs)
-        self._check("reset", leaves, self._types["reset"])
+        self._check("reset", leaves, self._types["reset"], observations=1)
         return leaves
 
     def _step(self, ticket: Any, record: Any, action: Any) -> Sequence[np.ndarray]:
@@ -169,11 +169,11 @@ class HostPool:
             )
         self._steps += 1
         try:
-            step = self._batch.step(np.asarray(action, self._action_type))
+            step = self.batch.step(np.asarray(action, self._action_type))
         except Exception as error:
             raise self._fault("step", error) from error
         leaves = jax.tree.leaves(tuple(step))
-        self._check("step", leaves, self._types["step"][2:])
+        self._check("step", leaves, self._types["step"][2:], observations=2)
         return [ticket + np.int32(1), self._recorded(np.asarray(record), step), *leaves]
 
     def _recorded(self, record: np.ndarray, step: HostStep) -> np.ndarray:
@@ -192,9 +192,12 @@ class HostPool:
             record[done, 0:2] = 0.0
         return record
 
-    def _check(self, method: str, leaves: Sequence[Any], types: Sequence[Any]) -> None:
+    def _check(
+        self, method: str, leaves: Sequence[Any], types: Sequence[Any], observations: int
+    ) -> None:
+        """Refuses what an environment must not answer; the first leaves are observations."""
         before = None
-        for leaf, expected in zip(leaves, types, strict=True):
+        for k, (leaf, expected) in enumerate(zip(leaves, types, strict=True)):
             if leaf is before:
                 continue  # no episode ended: the next observation is the true successor
             before = leaf
@@ -204,13 +207,12 @@ class HostPool:
                     f"{method} at step {self._steps}: expected {expected.dtype}"
                     f"{list(expected.shape)}"
                 )
-            # Zero times NaN or infinity is NaN: the quickest way to see one.
-            if leaf.dtype == np.float32 and np.isnan(np.dot(leaf.ravel(), self._zeros(leaf.size))):
+            if k < observations and self._range is not None:
+                if not self._range.holds(leaf):
+                    self._refuse_non_finite(method, leaf)
+                    self._refuse_out_of_range(method, leaf, self._range)
+            elif leaf.dtype == np.float32 and np.count_nonzero(np.isfinite(leaf)) != leaf.size:
                 self._refuse_non_finite(method, leaf)
-
-    @functools.cache  # noqa: B019 (lives as long as the pool)
-    def _zeros(self, size: int) -> np.ndarray:
-        return np.zeros(size, np.float32)
 
     def _refuse_non_finite(self, method: str, leaf: np.ndarray) -> None:
         bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(1))
@@ -218,6 +220,15 @@ class HostPool:
             raise EnvironmentFault(
                 f"{self._environment.name}: environment {self.ids[bad[0]]} returned NaN or "
                 f"infinity from {method} at step {self._steps}"
+            )
+
+    def _refuse_out_of_range(self, method: str, leaf: np.ndarray, bounds: Range) -> None:
+        breach = bounds.breach(leaf)
+        if breach is not None:
+            raise EnvironmentFault(
+                f"{self._environment.name}: environment {self.ids[breach.row]} returned an "
+                f"observation from {method} at step {self._steps} that is out of range: "
+                f"{breach.words}. {breach.fix}"
             )
 
     def _fault(self, method: str, error: Exception) -> FragflowError:
@@ -239,13 +250,20 @@ class HostPool:
 class HostPlayer:
     """Environments on the host, played from Python with the checks that every run makes."""
 
-    def __init__(self, environment: HostEnvironment, count: int):
-        self._pool = HostPool(Host(environment), range(count))
-        self._ticket = np.zeros(count, np.int32)
+    def __init__(self, environment: HostEnvironment, count: int, first: int = 0):
+        """`first` is the index of the first of them."""
+        self._pool = HostPool(Host(environment), range(first, first + count))
+        self._count = count
         self._record = np.zeros((count, 5), np.float32)
+
+    @property
+    def batch(self) -> HostBatch:
+        """What the environment's `open` returned."""
+        return self._pool.batch
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """First observations; seeds are below 2^31."""
+        self._ticket = np.zeros(self._count, np.int32)
         (obs,) = self._pool.call("reset", np.array([[seed, 0] for seed in seeds], np.uint32))
         return obs
 

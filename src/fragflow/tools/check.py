@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow.api import Box, Discrete, HostEnvironment, MultiDiscrete, Space
+from fragflow.api import Discrete, HostEnvironment, MultiDiscrete, Space
 from fragflow.api.host import HostStep
 from fragflow.api.vector import Environments
 from fragflow.errors import EnvironmentFault
 from fragflow.runtime.host import HostPlayer
+from fragflow.runtime.ranges import Range
 
 NUM_ENVS = 3
 
@@ -128,7 +129,7 @@ class Checker:
 
     def _ranges(self) -> Iterator[str]:
         first, answers = self._play(range(NUM_ENVS), self.steps)
-        space = self.environment.observation
+        bounds = Range.of(self.environment.observation, first.shape)
         observed = [
             ("reset", first),
             *((f"step {t + 1}", a.next_obs) for t, a in enumerate(answers)),
@@ -136,9 +137,9 @@ class Checker:
         for what, obs in observed:
             if not np.isfinite(obs.astype(np.float64)).all():
                 yield f"FAIL an observation of {what} is NaN or infinite"
-            outside = _outside(space, obs)
-            if outside is not None:
-                yield f"FAIL an observation of {what} is {outside}, outside of {_words(space)}"
+            breach = bounds and bounds.breach(obs)
+            if breach:
+                yield f"FAIL an observation of {what} is out of range: {breach.words}"
         for t, answer in enumerate(answers):
             if not np.isfinite(answer.reward).all():
                 yield f"FAIL the reward of step {t + 1} is NaN or infinite"
@@ -216,22 +217,6 @@ def sample(space: Space, rng: np.random.Generator, count: int) -> np.ndarray:
 
 def _row(answer: HostStep, k: int) -> HostStep:
     return HostStep(*(None if leaf is None else leaf[k : k + 1] for leaf in answer))  # pyright: ignore[reportArgumentType]
-
-
-def _outside(space: Space, obs: np.ndarray) -> Any:
-    if isinstance(space, Box):
-        low, high = space.bounds
-        bad = (obs < low) | (obs > high)
-    else:
-        most = space.n if isinstance(space, Discrete) else np.array(space.counts)
-        bad = (obs < 0) | (obs >= most)
-    return obs[bad].flat[0] if bad.any() else None
-
-
-def _words(space: Space) -> str:
-    if isinstance(space, Box):
-        return f"{space.low} to {space.high}"
-    return f"0 to {space.n - 1}" if isinstance(space, Discrete) else f"less than {space.counts}"
 
 
 Episode = tuple[np.ndarray, list[HostStep]]

@@ -5,7 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fragflow.errors import ConfigError, FragflowError, did_you_mean
 from fragflow.tools.commands import CHECK, EVAL, HELP, SHOW, TRAIN
@@ -17,6 +17,9 @@ from fragflow.tools.options import (
     value_of,
     with_config_file,
 )
+
+if TYPE_CHECKING:
+    from fragflow.tools.check import Finding
 
 DEBUG = "--debug"
 
@@ -183,7 +186,8 @@ def _check(words: list[str]) -> int:
     env, rest = _split_positional(words, CHECK)
     values = parse(
         "fragflow check ENV",
-        "Play an environment and report where it breaks its contract. Exit code 1 if it does.",
+        "Play an environment and report where it breaks its contract; with --twin, where a port "
+        "differs from its original. Exit code 1 if it does.",
         CHECK,
         rest,
     )
@@ -191,16 +195,52 @@ def _check(words: list[str]) -> int:
         raise ConfigError("which environment? `fragflow check ENV`; `fragflow list` shows some")
     if values["steps"] < 1:
         raise ConfigError(f"steps is {values['steps']}: expected at least 1")
+    environment = _environment(env, values)
+    if values["twin"] is not None:
+        return _check_twin(env, environment, values)
+    for option in ("twin_arg", "state_map", "seed", "tolerance"):
+        if values[option]:
+            raise ConfigError(f"--{option.replace('_', '-')} is of use with --twin OTHER only")
     from fragflow.tools.check import Checker
 
-    environment = _environment(env, values)
     print(f"{env}: observations {environment.observation}, actions {environment.action}")
-    findings = Checker(environment, values["steps"]).run()
+    failed = _print_findings(Checker(environment, values["steps"]).run())
+    print(failed or "keeps the contract")
+    return 1 if failed else 0
+
+
+def _check_twin(env: str, port: Any, values: dict[str, Any]) -> int:
+    """Compares a port with its original."""
+    from fragflow.tools import names
+    from fragflow.tools.twin import TwinChecker
+
+    name = values["state_map"]
+    state_map = names.import_attribute("state map", name, ConfigError) if name else None
+    if name and not callable(state_map):
+        raise ConfigError(f"state map {name!r} is of type {type(state_map).__name__}: not callable")
+    given = {word: values[word] for word in ("seed", "tolerance") if values[word] is not None}
+    for word, value in given.items():
+        if not value >= 0:
+            raise ConfigError(f"{word} is {value}: expected at least 0")
+    original = names.find_environment(
+        values["twin"], names.parse_arguments(values["twin_arg"], "--twin-arg")
+    )
+    checker = TwinChecker(port, original, state_map, steps=values["steps"], **given)
+    findings = checker.run()
+    print(f"{env} and its twin {values['twin']}")
+    if checker.how:
+        print(f"  the twin's state is set before every step: {checker.how}")
+    failed = _print_findings(findings)
+    print(f"they differ: {failed}" if failed else "they agree")
+    return 1 if failed else 0
+
+
+def _print_findings(findings: Sequence["Finding"]) -> str:
+    """Prints them and says how many rules are broken; nothing if none is."""
     for finding in findings:
         print(f"  {finding.verdict:<5} {finding.rule}{': ' * bool(finding.text)}{finding.text}")
     failed = sum(finding.verdict == "FAIL" for finding in findings)
-    print(f"{failed} of {len(findings)} rules broken" if failed else "keeps the contract")
-    return 1 if failed else 0
+    return f"{failed} of {len(findings)} rules broken" if failed else ""
 
 
 def _list(words: list[str]) -> int:

@@ -13,7 +13,8 @@ commands:
   train ALGO --env ENV   train an agent; keeps a run directory
   show ALGO --env ENV    print the fragments a policy makes of an algorithm
   eval RUN               play episodes with a trained agent
-  check ENV              play an environment and report where it breaks its contract
+  check ENV              play an environment and report where it breaks its contract, or
+                         (--twin OTHER) where a port differs from its original
   list                   print the algorithms, environments and policies there are
 
 options:
@@ -222,6 +223,49 @@ CHECK = (
         options=(
             *(option for option in EXPERIMENT if option.is_repeatable),
             Option(name="steps", kind=int, metavar="N", default=1000, help="how many to play"),
+        ),
+    ),
+    Group(
+        title="twin",
+        summary="compare a JAX port, ENV, with its original on the host, step by step",
+        options=(
+            Option(
+                name="twin",
+                kind=str,
+                metavar="OTHER",
+                help="the original, like gymnasium:CartPole-v1",
+                shown_default="optional",
+            ),
+            Option(
+                name="twin_arg",
+                kind=tuple[str, ...],
+                metavar="K=V",
+                default=(),
+                help="setting of the original",
+                shown_default="repeatable",
+                is_repeatable=True,
+            ),
+            Option(
+                name="state_map",
+                kind=str,
+                metavar="MODULE:FUNCTION",
+                help="function of the port's state and the host environment that sets the latter",
+                shown_default="default: the state's numbers become its attribute `state`",
+            ),
+            Option(
+                name="seed",
+                kind=int,
+                metavar="S",
+                help="of actions and of where episodes start",
+                shown_default="default: 0",
+            ),
+            Option(
+                name="tolerance",
+                kind=float,
+                metavar="X",
+                help="by how much numbers may differ after a step; times the larger one if above 1",
+                shown_default="default: 1e-05",
+            ),
         ),
     ),
 )

@@ -198,13 +198,13 @@ def import_attribute(kind: str, name: str, error: type[FragflowError]) -> Any:
     return found
 
 
-def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_arguments(pairs: Sequence[str], flag: str = "--env-arg") -> dict[str, Any]:
     """`K=V` pairs; a value is read as JSON where it is that, else as text."""
     arguments: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise ConfigError(f"--env-arg {pair!r}: expected NAME=VALUE")
+            raise ConfigError(f"{flag} {pair!r}: expected NAME=VALUE")
         arguments[key] = _json_or_text(value)
     return arguments
 

@@ -1,0 +1,93 @@
+"""Whether observations stay within the bounds that their space declares."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fragflow.api.spaces import Box, Discrete, Space
+
+SLACK = 1e-4
+"""how far a number may leave its bounds, as a part of their distance: that is rounding"""
+
+
+class Breach(NamedTuple):
+    """The first observation of a batch that is out of range."""
+
+    row: int
+    words: str
+    """the entry, its value and its bounds"""
+    fix: str
+
+
+class Range:
+    """The bounds of a batch of observations, ready to be compared with one."""
+
+    def __init__(self, space: Space, low: np.ndarray, high: np.ndarray, shape: tuple[int, ...]):
+        self._space = space
+        # One number is compared faster than many, and many faster than broadcast ones.
+        self._low, self._high = (
+            np.array(b.flat[0]) if (b == b.flat[0]).all() else np.broadcast_to(b, shape).copy()
+            for b in (low, high)
+        )
+        self._within = np.empty((2, *shape), np.bool_)
+        self._above, self._below = self._within
+
+    @classmethod
+    def of(cls, space: Space, shape: tuple[int, ...]) -> "Range | None":
+        """What batches of `shape` must keep; None if their type allows nothing else."""
+        dtype = np.dtype(space.dtype)
+        if dtype.kind not in "fiu" or dtype.itemsize > 4:
+            return None  # flags have no range; JAX computes in 32 bits
+        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        low, high = declared_bounds(space)
+        low = np.where(low <= float(limits.min), -np.inf, low)
+        high = np.where(high >= float(limits.max), np.inf, high)
+        if not (np.isfinite(low).any() or np.isfinite(high).any()):
+            return None
+        if dtype.kind == "f":
+            slack = SLACK * _distance(low, high)
+            low, high = low - slack, high + slack
+        # Within what the type can hold: infinity is then out of every range, as is NaN.
+        low, high = (np.clip(b, limits.min, limits.max).astype(dtype) for b in (low, high))
+        return cls(space, low, high, shape)
+
+    def holds(self, obs: np.ndarray) -> bool:
+        """Whether all numbers are within their bounds; False too if one is NaN or infinite."""
+        np.greater_equal(obs, self._low, self._above)
+        np.less_equal(obs, self._high, self._below)
+        return np.count_nonzero(self._within) == self._within.size
+
+    def breach(self, obs: np.ndarray) -> Breach | None:
+        """What is out of range in a batch."""
+        if self.holds(obs):
+            return None
+        row, *entry = (int(k) for k in np.argwhere(~self._within.all(0))[0])
+        low, high = (
+            np.broadcast_to(b, obs.shape[1:])[tuple(entry)] for b in declared_bounds(self._space)
+        )
+        where = f"entry {entry} of it is" if entry else "it is"
+        words = f"{where} {obs[(row, *entry)]!s}, outside of {low:g} to {high:g}"
+        if isinstance(self._space, Box):
+            fix = (
+                "Correct it, or declare wider bounds in its observation space; for an environment "
+                "that is not yours, --env-arg observation_bounds=none declares none"
+            )
+        else:
+            fix = "Correct it, or declare more choices in its observation space"
+        return Breach(row, words, fix)
+
+
+def _distance(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Between the bounds; where there is but one, its size."""
+    size = np.maximum(*(np.where(np.isfinite(b), np.abs(b), 1.0) for b in (low, high)))
+    return np.where(np.isfinite(high - low), high - low, np.maximum(size, 1.0))
+
+
+def declared_bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest values, infinite where there is none."""
+    if isinstance(space, Box):
+        bounds = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+        low, high = (b.reshape(space.shape) if b.ndim else b for b in bounds)
+        return np.broadcast_to(low, space.shape), np.broadcast_to(high, space.shape)
+    counts = np.array(space.n if isinstance(space, Discrete) else space.counts, np.float64)
+    return np.zeros_like(counts), counts - 1.0
