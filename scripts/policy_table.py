@@ -24,8 +24,9 @@ INTRODUCTION = """\
 What every algorithm can be deployed as, with two workers and two learners. This page is made by
 `python scripts/policy_table.py --write`, which cuts each of them; a test keeps it true.
 
-A letter means that it runs. `L` is lockstep, where results are those of the undivided program; `K` a
-lag (`--sync lag=K`); `A` asynchronous (`--sync async`). A number instead refers to the reason below.
+A letter means that it runs. `L` is lockstep, where results are those of the undivided program; `K`
+a lag (`--sync lag=K`); `A` asynchronous (`--sync async`). A number instead refers to the reason
+below.
 
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from fragflow._jax import hosts_compiled_into
-from fragflow.api.host import Host, HostEnvironment, HostStep, has_compiled_step
+from fragflow.api.host import Host, HostBatch, HostEnvironment, HostStep, has_compiled_step
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph.ir import FDG, Fragment, Op, is_host_call, walk
