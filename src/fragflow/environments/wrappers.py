@@ -19,7 +19,7 @@ from fragflow.ops.images import channel_axis
 
 @dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """See the last `count` observations; at first, the first one as often.
+    """See the last N observations; at first, the first one N times.
 
     Vectors are joined end to end, images along their channels, where they have some.
     """
@@ -55,7 +55,7 @@ class FrameStack(Wrapper):
 
 @dataclass(frozen=True)
 class TimeLimit(Wrapper):
-    """Cut episodes after `steps` steps, unless they end by themselves."""
+    """Cut episodes after N steps, unless they end by themselves."""
 
     steps: int
 
@@ -98,7 +98,7 @@ class ClipActions(Wrapper):
 
 @dataclass(frozen=True)
 class ScaleRewards(Wrapper):
-    """Multiply rewards by `factor`; the returns that a run reports are scaled too."""
+    """Multiply rewards by N; the returns that a run reports are scaled too."""
 
     factor: float
 
