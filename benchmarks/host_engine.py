@@ -10,6 +10,7 @@ from jax import lax
 
 from fragflow import ops, run
 from fragflow.algorithms.ppo import PPO, Batch, Learner, Rollout
+from fragflow.api.spaces import Discrete, Space
 from fragflow.api.vector import Environments
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut, traced
@@ -54,8 +55,7 @@ class HostEngine:
         pool = self.environment.open(range(self.num_envs))
         obs = pool.reset(np.arange(self.num_envs))
         rng = np.random.default_rng(0)
-        shape = (self.num_envs, *self.environment.action.shape)
-        actions = rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+        actions = _some_actions(rng, self.environment.action, self.num_envs)
         state = self._ready.state()
         key = jax.random.key(0)
         ids = jnp.arange(self.num_envs, dtype=jnp.int32)
@@ -67,11 +67,13 @@ class HostEngine:
             return self.ppo.act(actor, seen, obs, keys[t], self.environment.action)
 
         rows = (self.rollout, self.num_envs)
-        noise = rng.normal(size=(*rows, *obs.shape[1:])).astype(np.float32)
+        # For bytes as large as they get, for other numbers a few units.
+        top = 256 if obs.dtype == np.uint8 else 3
+        noise = rng.uniform(0, top, (*rows, *obs.shape[1:])).astype(obs.dtype)
         flags = np.zeros(rows, np.bool_)
         rollout = Rollout(
             obs=noise,
-            action=np.broadcast_to(actions, (*rows, *shape[1:])),
+            action=np.broadcast_to(actions, (self.rollout, *actions.shape)),
             log_prob=np.zeros(rows, np.float32),
             next_obs=noise,
             reward=np.ones(rows, np.float32),
@@ -123,3 +125,9 @@ class HostEngine:
             return learner, info, estimates.squared_return
 
         return learn
+
+
+def _some_actions(rng: np.random.Generator, space: Space, count: int) -> np.ndarray:
+    if isinstance(space, Discrete):
+        return rng.integers(space.n, size=count).astype(np.int32)
+    return rng.uniform(-1.0, 1.0, (count, *space.shape)).astype(np.float32)

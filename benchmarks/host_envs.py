@@ -2,7 +2,8 @@
 
 - cartpole: Gymnasium's CartPole-v1, 64 environments, against Stable-Baselines3 and RLlib;
 - cheetah: EnvPool's HalfCheetah-v4, 64 environments, against a plain PyTorch loop over the same
-  pool, and against the bound composed of raw stepping, inference and learning by themselves.
+  pool, and against the bound composed of raw stepping, inference and learning by themselves;
+- pong: EnvPool's Pong-v5, 8 environments, from pixels, against the same PyTorch loop.
 
 Both sides use the same network, rollout length, epochs, minibatches and optimiser.
 """
@@ -27,13 +28,25 @@ from measure import (
     serve,
 )
 
-PARTS = ("cartpole", "cheetah")
+PARTS = ("cartpole", "cheetah", "pong")
 TORCH = ("torch==2.13.0", "stable-baselines3==2.9.2", "gymnasium==1.3.0", "envpool==1.2.5")
 RLLIB = ("torch==2.13.0", "ray[rllib]==2.54.0", "gymnasium")
 ENVS, ROLLOUT = 64, 128
 ITERATION = ENVS * ROLLOUT
-CHEETAH = "HalfCheetah-v4"
-CHEETAH_SETTINGS = {"epochs": 10, "minibatches": 32}
+CHEETAH, PONG = "HalfCheetah-v4", "Pong-v5"
+SETTINGS = {
+    CHEETAH: {"epochs": 10, "minibatches": 32, "learning_rate": 3e-4},
+    PONG: {"epochs": 4, "minibatches": 4, "learning_rate": 2.5e-4},
+}
+"""on both sides"""
+OURS = {
+    CHEETAH: {"normalise_observations": True},
+    PONG: {"hidden": (512,)},
+}
+"""what the rival does anyway"""
+PONG_ENVS, PONG_ITERATIONS, PONG_SAMPLES = 8, 14, 7
+"""100,352 steps on each side, of which the first sample is not measured"""
+ALONE = ("raw stepping", "inference", "learning")
 
 
 def main() -> None:
@@ -46,6 +59,7 @@ def main() -> None:
     add("--iterations", type=int, default=8, help="iterations per sample")
     add("--no-rllib", action="store_true", help="leave out RLlib, which is large to install")
     add("--json", type=Path, help="where to write the results as data")
+    add("--envs", type=int, default=ENVS, help=argparse.SUPPRESS)
     add("--worker", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -56,6 +70,8 @@ def main() -> None:
         results["cartpole"] = _cartpole(options)
     if "cheetah" in options.only:
         results["cheetah"] = _cheetah(options)
+    if "pong" in options.only:
+        results["pong"] = _pong()
     measure.write(options.json, results)
 
 
@@ -97,32 +113,26 @@ def _cartpole(options: argparse.Namespace) -> dict[str, Any]:
 
 def _cheetah(options: argparse.Namespace) -> dict[str, Any]:
     steps = options.iterations * ITERATION
-    settings = [w for k, v in CHEETAH_SETTINGS.items() for w in (f"--{k}", v)]
     command = (HERE / "host_envs.py", "--iterations", options.iterations, "--worker")
     ours = Worker(*command, f"envpool:{CHEETAH}", "threads=2")
     halves = Worker(*command, f"envpool:{CHEETAH}", "threads=1", "workers=2")
-    rival = Worker(
-        HERE / "torch_ppo_worker.py",
-        *("--env", CHEETAH, "--envs", ENVS, "--steps", steps, *settings),
-        python=rival_python(cache() / "torch", TORCH),
-    )
-    parts = ("raw stepping", "inference", "learning")
+    rival = _torch_loop(CHEETAH, ENVS, steps)
     samples = interleaved(
         {
             "fragflow": lambda: ours.run("go"),
             "fragflow, two half-batches": lambda: halves.run("go"),
             "PyTorch loop": lambda: rival.run("go"),
-            **{part: (lambda p=part: ours.run(p)) for part in parts},
+            **{part: (lambda p=part: ours.run(p)) for part in ALONE},
         },
         options.repeats,
     )
     for worker in (ours, halves, rival):
         worker.close()
     rates = {name: steps / median(all_) for name, all_ in samples.items()}
-    bound = steps / sum(median(samples[part]) for part in parts)
+    bound = steps / sum(median(samples[part]) for part in ALONE)
     _table(
         f"EnvPool {CHEETAH}, {ENVS} environments x {ROLLOUT} steps, "
-        f"{CHEETAH_SETTINGS['epochs']} x {CHEETAH_SETTINGS['minibatches']}",
+        f"{SETTINGS[CHEETAH]['epochs']} x {SETTINGS[CHEETAH]['minibatches']}",
         rates | {"bound of the last three": bound},
         samples,
     )
@@ -143,6 +153,50 @@ def _cheetah(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _pong() -> dict[str, Any]:
+    steps = PONG_ITERATIONS * PONG_ENVS * ROLLOUT
+    numbers = ("--envs", PONG_ENVS, "--iterations", PONG_ITERATIONS)
+    ours = Worker(HERE / "host_envs.py", *numbers, "--worker", f"envpool:{PONG}", "threads=2")
+    rival = _torch_loop(PONG, PONG_ENVS, steps)
+    samples = interleaved(
+        {"fragflow": lambda: ours.run("go"), "PyTorch loop": lambda: rival.run("go")},
+        PONG_SAMPLES - 1,
+    )
+    alone = {part: [ours.run(part)] for part in ALONE}
+    for worker in (ours, rival):
+        worker.close()
+    rates = {name: steps / median(all_) for name, all_ in (samples | alone).items()}
+    bound = steps / sum(median(alone[part]) for part in ALONE)
+    _table(
+        f"EnvPool {PONG} from pixels, {PONG_ENVS} environments x {ROLLOUT} steps, "
+        f"{SETTINGS[PONG]['epochs']} x {SETTINGS[PONG]['minibatches']}, "
+        f"{PONG_SAMPLES * steps:,} steps on each side",
+        rates | {"bound of the last three": bound},
+        samples | alone,
+    )
+    ratio = rates["fragflow"] / rates["PyTorch loop"]
+    print(f"  against the PyTorch loop: {ratio:.2f}x")
+    print(f"  share of the bound: {rates['fragflow'] / bound:.2f}")
+    print(f"  {measure.quiet(samples)}")
+    return {
+        "steps_per_second": rates,
+        "bound": bound,
+        "share_of_bound": rates["fragflow"] / bound,
+        "ratio": ratio,
+        "versions": {"fragflow": ours.info["versions"], "PyTorch loop": rival.info["versions"]},
+        **as_data(samples | alone),
+    }
+
+
+def _torch_loop(name: str, envs: int, steps: int) -> Worker:
+    settings = [w for k, v in SETTINGS[name].items() for w in (f"--{k.replace('_', '-')}", v)]
+    return Worker(
+        HERE / "torch_ppo_worker.py",
+        *("--env", name, "--envs", envs, "--steps", steps, *settings),
+        python=rival_python(cache() / "torch", TORCH),
+    )
+
+
 def _table(title: str, rates: dict[str, float], samples: dict[str, list[measure.Sample]]) -> None:
     rows = []
     for name, rate in rates.items():
@@ -156,23 +210,29 @@ def _serve(name: str, arguments: dict[str, Any], options: argparse.Namespace) ->
     """The side of fragflow."""
     from host_engine import HostEngine
 
+    numbers = {key: int(arguments.pop(key)) for key in ("workers",) if key in arguments}
     if "threads" in arguments:
         arguments["threads"] = int(arguments["threads"])
-    workers = int(arguments.pop("workers", 1))
-    is_cheetah = CHEETAH in name
-    settings = {"normalise_observations": True, **CHEETAH_SETTINGS} if is_cheetah else {}
-    engine = HostEngine(name, arguments, ENVS, ROLLOUT, settings, workers)
-    runs: dict[str, Callable[[], object]] = {"go": lambda: engine.advance(options.iterations)}
-    if is_cheetah:
-        runs |= {
-            part: (lambda run=run: [run() for _ in range(options.iterations)])
-            for part, run in engine.parts().items()
-        }
-    packages = ("fragflow", "jax", "jaxlib", "gymnasium", "envpool", "numpy")
+    game = name.partition(":")[2]
+    settings = SETTINGS.get(game, {}) | OURS.get(game, {})
+    engine = HostEngine(name, arguments, options.envs, ROLLOUT, settings, **numbers)
+    runs: dict[str, Callable[[], object]] = {"go": lambda: engine.advance(1)}
+    if game in SETTINGS:
+        runs |= engine.parts()
     for run in runs.values():
         run()
     time.sleep(0.1)
-    serve(runs, {"versions": {package: version(package) for package in packages}})
+    packages = ("fragflow", "jax", "jaxlib", "gymnasium", "envpool", "numpy")
+    runs = {name: (lambda run=run: _repeat(run, options.iterations)) for name, run in runs.items()}
+    serve(
+        runs | {"go": lambda: engine.advance(options.iterations)},
+        {"versions": {package: version(package) for package in packages}},
+    )
+
+
+def _repeat(run: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        run()
 
 
 if __name__ == "__main__":
