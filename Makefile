@@ -29,7 +29,7 @@ demo: $(BASE) ## train PPO on CartPole-v1
 		--run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: check-fast test ## run every check and the tests
 

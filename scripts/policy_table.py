@@ -4,6 +4,7 @@ python scripts/policy_table.py          prints it
 python scripts/policy_table.py --write  writes the file
 """
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ def refusal(source: Traced, policy: Policy, workers: int) -> str | None:
         reason = " ".join(str(error).split())
         for words in (f"policy {policy.name!r}", policy.name):
             reason = reason.replace(words, "the policy", 1)
+        reason = re.sub(r"\d+ times", "many times", reason)
         return f"{reason[0].upper()}{reason[1:]}"
     return None
 

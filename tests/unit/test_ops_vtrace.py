@@ -66,7 +66,8 @@ def test_targets_and_advantages_equal_those_of_rlax(clip_rho: float, trace_lambd
     # rlax knows no truncation: there every end is the end, and a successor is the next step.
     data["terminated"] = data["done"]
     data["next_value"][:-1] = data["value"][1:]
-    theirs = jax.vmap(rlax.vtrace_td_error_and_advantage, (1, 1, 1, 1, 1, None, None, None), 1)(
+    oracle: Any = rlax.vtrace_td_error_and_advantage
+    theirs = jax.vmap(oracle, (1, 1, 1, 1, 1, None, None, None), 1)(
         *(data[name] for name in ("value", "next_value", "reward")),
         np.where(data["done"], 0.0, GAMMA).astype(np.float32),
         np.exp(data["log_ratio"]),
