@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fragflow import run
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut, traced
 from fragflow.graph.trace import env_steps_per_iteration, init_function, iteration_function
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
+from fragflow.runtime import training
 from fragflow.runtime.compiled import ROOM
 from fragflow.runtime.devices import accelerator
 from fragflow.runtime.local import LocalRuntime
@@ -94,8 +94,8 @@ class Driver:
             self.advance(1)
         began = time.perf_counter()
         self.advance(1)
-        wanted = int(run.CHUNK_SECONDS / (time.perf_counter() - began))
-        self.chunk = max(1, min(wanted, run.LARGEST_CHUNK))
+        wanted = int(training.CHUNK_SECONDS / (time.perf_counter() - began))
+        self.chunk = max(1, min(wanted, training.LARGEST_CHUNK))
 
     def advance(self, iterations: int) -> None:
         end = self._done + iterations

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -106,9 +107,10 @@ class Assembly:
         for name, array in self._sources.items():
             values[name] = place(array, name)
         for carry in fragment.loop.carries:
-            values[carry.init] = values[carry.inside] = place(
-                self._state[carry.inside], carry.inside
-            )
+            first = place(self._state[carry.inside], carry.inside)
+            if carry.inside in part.in_place:
+                first = jnp.copy(first)  # written into: nobody else may have it
+            values[carry.init] = values[carry.inside] = first
         return values
 
     def _compile(self, part: Part, layout: Layout) -> list[Program]:
@@ -131,7 +133,14 @@ class Assembly:
             sources = list(self.fdg.program.sources.values())
             programs.append(
                 compile_training(
-                    fragment, sources, avals, kinds, layout, setting, self._compiler_options
+                    fragment,
+                    sources,
+                    avals,
+                    kinds,
+                    layout,
+                    setting,
+                    self._compiler_options,
+                    part.in_place,
                 )
             )
             self.num_programs += 1

@@ -69,6 +69,7 @@ def compile_training(
     layout: Layout,
     setting: Setting,
     compiler_options: dict[str, Any],
+    in_place: frozenset[Value] = frozenset(),
 ) -> Program:
     """Compiles a whole message-free training loop."""
     loop = fragment.loop
@@ -94,10 +95,10 @@ def compile_training(
         )
         return {**dict(zip(finals, state, strict=True)), **dict(zip(metrics, kept, strict=True))}
 
-    call = _compile(body, inputs, (*finals, *metrics), known, local, layout, (), compiler_options)
-    return Program(
-        call=call, inputs=inputs, outputs=(*finals, *metrics), name=fragment.name, line=""
-    )
+    donated = tuple(i for i, c in enumerate(loop.carries) if c.inside in in_place)
+    outputs = (*finals, *metrics)
+    call = _compile(body, inputs, outputs, known, local, layout, donated, compiler_options)
+    return Program(call=call, inputs=inputs, outputs=outputs, name=fragment.name, line="")
 
 
 def stacked(kind: Kind) -> Kind:

@@ -22,6 +22,7 @@ from fragflow.graph.ir import (
     walk,
 )
 from fragflow.runtime.evaluate import Local
+from fragflow.runtime.in_place import large_state
 from fragflow.runtime.pack import Draft, pack_rows
 from fragflow.runtime.parcels import part_name, share
 from fragflow.runtime.pieces import joiner, put_row, splitter, take_row, zeros
@@ -102,6 +103,8 @@ class Part:
     packed_avals: Mapping[Value, Any] = field(default_factory=dict)
     """types of the arrays in which a loop's outputs are collected"""
     host_calls: tuple[Op, ...] = ()
+    in_place: frozenset[Value] = frozenset()
+    """state that programs write into"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +122,22 @@ def make_plan(fdg: FDG, pack: bool = True) -> Plan:
 
 
 def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
+    large = large_state(fdg, fragment)
     if is_compilable(fragment.loop):
-        return Part(fragment=fragment, segments=(), loops=(), code=(), host_calls=(), fused=True)
+        return Part(
+            fragment=fragment, segments=(), loops=(), code=(), fused=True, in_place=frozenset(large)
+        )
     planner = _Planner(fdg, fragment)
     planner.block(fragment.loop.body)
     planner.flush()
     draft = planner.draft()
     if pack:
         pack_rows(draft, fdg.program.avals[fragment.num_envs])
+    segments = _finished(draft, large)
     return Part(
         fragment=fragment,
-        segments=_finished(draft),
+        segments=segments,
+        in_place=frozenset(v for segment in segments for v in segment.donated if v in large),
         loops=tuple(draft.loops),
         code=tuple(draft.code),
         host_calls=tuple(planner.host_calls),
@@ -287,8 +295,11 @@ class _Planner:
         )
 
 
-def _finished(draft: Draft) -> tuple[Segment, ...]:
-    """Segments with their inputs and outputs, once all readers are known."""
+def _finished(draft: Draft, large: Mapping[Value, Value]) -> tuple[Segment, ...]:
+    """Segments with their inputs and outputs, once all readers are known.
+
+    `large` state is written into by the segment that alone reads it and makes what follows it.
+    """
     reads = [_reads(nodes) for nodes in draft.segments]
     defines = [_defines(nodes) for nodes in draft.segments]
     repeated, depth = set(), 0
@@ -301,12 +312,17 @@ def _finished(draft: Draft) -> tuple[Segment, ...]:
         elsewhere = draft.shell_reads.union(*(r for j, r in enumerate(reads) if j != i))
         # A collected buffer is read and written again in the next step.
         updated = {v for v in defines[i] if v in reads[i]}
+        written = {
+            v
+            for v, after in large.items()
+            if v in reads[i] and v not in elsewhere and after in defines[i] and i not in repeated
+        }
         finished.append(
             Segment(
                 nodes=tuple(nodes),
                 inputs=tuple(reads[i]),
                 outputs=tuple(v for v in defines[i] if v in elsewhere or v in updated),
-                donated=frozenset(updated),
+                donated=frozenset(updated | written),
                 is_repeated=i in repeated,
             )
         )
