@@ -6,6 +6,7 @@ import os
 # device at the same time and deadlock on machines with few cores. Must be set before JAX starts.
 os.environ.setdefault("NPROC", "16")
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,18 @@ import pytest
 jax.config.update("jax_num_cpu_devices", 4)
 
 THREAD_GRACE_SECONDS = 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Frees what a file has compiled: each program takes memory maps, which are limited."""
+    yield
+    for value in vars(request.module).values():
+        clear = getattr(value, "cache_clear", None)
+        if clear is not None:
+            clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_configure(config: pytest.Config) -> None:
