@@ -14,10 +14,11 @@ help: ## list the targets
 setup: $(STAMP) ## create the virtual environment and install everything
 
 # What fragflow itself needs; then what its tests and optional environments need.
-$(BASE): pyproject.toml requirements-base.lock
+$(BASE): pyproject.toml hatch_build.py requirements-base.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-base.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation -e .
 	touch $@
 
 $(STAMP): $(BASE) requirements.lock
@@ -48,8 +49,8 @@ COMPILE := uv pip compile pyproject.toml --universal --python-version 3.11 --gen
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 lock: ## update the lock files from pyproject.toml (needs uv)
-	$(COMPILE) --extra dev --output-file requirements.lock
-	$(COMPILE) --constraint requirements.lock --output-file requirements-base.lock
+	$(COMPILE) --extra dev --group build --output-file requirements.lock
+	$(COMPILE) --group build --constraint requirements.lock --output-file requirements-base.lock
 
 hooks: ## install a git hook that runs check-fast before each commit
 	printf '#!/bin/sh\nexec make check-fast\n' > "$$(git rev-parse --git-path hooks)/pre-commit"

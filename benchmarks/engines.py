@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -51,14 +51,16 @@ class Task:
         init = init_function(self.algorithm, self.environment, self.num_envs)
         self.state: Any = jax.jit(init)(self.sources["run_key"], self.sources["env_ids"])
 
-    def runtime(self, policy: str) -> LocalRuntime:
+    def runtime(
+        self, policy: str, implementations: Mapping[str, str] | None = None
+    ) -> LocalRuntime:
         """Traced, cut and compiled; one worker."""
         source = traced(self.algorithm, self.environment, self.num_envs)
         assert env_steps_per_iteration(source.at(self.num_envs), self.num_envs) == self.steps
         fdg = cut(source, named_policy(policy), Deployment(workers=1, accelerator=accelerator()))
         names = (carry.inside for carry in fdg.program.loop.carries)
         leaves = dict(zip(names, jax.tree.leaves(self.state), strict=True))
-        return LocalRuntime(fdg, leaves, self.sources)
+        return LocalRuntime(fdg, leaves, self.sources, implementations=implementations)
 
     def by_hand(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The same loop as anyone would write it for `jax.jit`, and its arguments."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fragflow.api import all_mean as all_mean
     from fragflow.api import all_sum as all_sum
     from fragflow.api import component as component
+    from fragflow.api import kernel as kernel
     from fragflow.environments.wrapped import Wrapper as Wrapper
     from fragflow.environments.wrappers import wrap as wrap
     from fragflow.policies import Asynchronous as Asynchronous
@@ -56,6 +57,7 @@ _HOMES = {
             "all_mean",
             "all_sum",
             "component",
+            "kernel",
         ),
     ),
 }

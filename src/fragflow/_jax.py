@@ -32,6 +32,7 @@ for _file in ("_jax.py", "api/component.py", "api/reduce.py", "api/vector.py"):
 
 REPLICA_AXIS = "replica"
 _COMPONENT = "component:"
+_KERNEL = "kernel:"
 
 
 def is_name_valid(name: str) -> bool:
@@ -70,8 +71,43 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def component_of(eqn: Eqn) -> str | None:
     """The name of the component that `eqn` calls, if it calls one."""
+    return _called(eqn, _COMPONENT)
+
+
+def _called(eqn: Eqn, prefix: str) -> str | None:
     name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
-    return name.removeprefix(_COMPONENT) if name and name.startswith(_COMPONENT) else None
+    return name.removeprefix(prefix) if name and name.startswith(prefix) else None
+
+
+def kernel_call(name: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Calls `function` as an inner jit that carries the kernel's name, to be found again."""
+
+    def inner(*inner_args: Any) -> Any:
+        return function(*inner_args)
+
+    inner.__name__ = inner.__qualname__ = _KERNEL + name
+    return jax.jit(inner)(*args)
+
+
+def kernels_in(eqn: Eqn) -> Iterator[tuple[str, ClosedJaxpr]]:
+    """The kernels called in `eqn`, at any depth: their names, and what is called."""
+    name = _called(eqn, _KERNEL)
+    if name is not None:
+        yield name, eqn.params["jaxpr"]
+    for jaxpr in inner_jaxprs(eqn):
+        for inner in jaxpr.eqns:
+            yield from kernels_in(inner)
+
+
+def with_kernels(eqn: Eqn, other: Callable[[str, ClosedJaxpr], ClosedJaxpr | None]) -> Eqn:
+    """`eqn` with other programs in the place of kernels, where `other` has one."""
+
+    def change(inner: Eqn) -> list[Eqn]:
+        name = _called(inner, _KERNEL)
+        closed = other(name, inner.params["jaxpr"]) if name is not None else None
+        return [inner.replace(params={**inner.params, "jaxpr": closed}) if closed else inner]
+
+    return change(_rewritten(eqn, change))[0]
 
 
 # all_mean, all_sum, all_max: present in every trace, given a meaning when fragments are built.

@@ -29,6 +29,7 @@ from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
 from fragflow.runtime.equality import equality
 from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
+from fragflow.runtime.implementations import inexact
 from fragflow.runtime.initialise import evaluate_with_host
 from fragflow.runtime.lagged import LaggedRuntime
 from fragflow.runtime.local import LocalRuntime
@@ -104,6 +105,7 @@ def run(
     deterministic: bool = False,
     options: Options | None = None,
     slots: Mapping[str, int] | None = None,
+    implementations: Mapping[str, str] | None = None,
     observer: Observer | None = None,
     stall_timeout_seconds: float = 120.0,
 ) -> Outcome:
@@ -111,6 +113,7 @@ def run(
 
     `slots` says, by platform, how many replicas have a place of their own; more are fused. By
     default these are the accelerators there are; on CPUs every replica has a thread of its own.
+    `implementations` says how to compute kernels, or the actor; by default the workers pick.
     """
     observer = observer or Silent()
     _check_numbers(experiment)
@@ -121,6 +124,8 @@ def run(
                 f"the eager runtime runs the undivided loop, in lockstep: {policy.synchronisation} "
                 "needs the local runtime"
             )
+        if implementations:
+            raise ConfigError("the eager runtime has one implementation of everything: plain JAX")
         ready = _prepare_eager(experiment)
     else:
         prepare_devices(policy, Deployment(workers=workers, learners=learners))
@@ -137,6 +142,7 @@ def run(
             observer,
             is_deterministic=deterministic,
             asynchronous=_asynchronous(policy, workers),
+            implementations=implementations,
             stall_timeout_seconds=stall_timeout_seconds,
         )
     engine = ready.engine
@@ -146,6 +152,7 @@ def run(
         steps_per_iteration=ready.steps,
         programs=engine.num_programs,
         equality=ready.equality,
+        implementations=_implementations(engine),
         compile_seconds=time.perf_counter() - began,
         state=ready.state,
     )
@@ -176,6 +183,10 @@ class _Ready:
     iterations: int
     steps: int
     state: Callable[[], Any]
+
+
+def _implementations(engine: Engine) -> dict[str, str]:
+    return {name: how for chosen in engine.picks.values() for name, how in chosen.items()}
 
 
 def _check_numbers(experiment: Experiment) -> None:
@@ -236,6 +247,7 @@ def _prepare_local(
     *,
     is_deterministic: bool,
     asynchronous: Mapping[str, int],
+    implementations: Mapping[str, str] | None,
     stall_timeout_seconds: float,
 ) -> _Ready:
     trace = source.at(source.num_envs)
@@ -259,12 +271,16 @@ def _prepare_local(
             sources,
             pools=pools,
             row_kinds=fdg.row_kinds if is_deterministic else None,
+            implementations=implementations,
             stall_timeout_seconds=stall_timeout_seconds,
             progress=observer.phase,
         )
     except BaseException:
         close_pools(pools)
         raise
+    others = inexact(fdg, engine.picks)
+    if others and not how_equal.startswith("different"):
+        how_equal = f"rounding: {', '.join(others)}"
 
     def state() -> Any:
         leaves = engine.state()

@@ -10,6 +10,7 @@ from fragflow.api.environment import Timestep as Timestep
 from fragflow.api.host import HostBatch as HostBatch
 from fragflow.api.host import HostEnvironment as HostEnvironment
 from fragflow.api.host import HostStep as HostStep
+from fragflow.api.kernel import kernel as kernel
 from fragflow.api.reduce import all_max as all_max
 from fragflow.api.reduce import all_mean as all_mean
 from fragflow.api.reduce import all_sum as all_sum

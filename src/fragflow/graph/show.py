@@ -13,12 +13,18 @@ from fragflow.graph.ir import FDG, Fragment, Loop, Op, Parcel, Program, Transfer
 FORMATS = ("text", "mermaid", "json")
 
 
-def render(fdg: FDG, format: str = "text", title: str = "") -> str:
-    """The graph in one of the `FORMATS`."""
+Picks = Mapping[str, Mapping[str, str]]
+"""by fragment, for each kernel or component: the name of its implementation"""
+
+
+def render(
+    fdg: FDG, format: str = "text", title: str = "", implementations: Picks | None = None
+) -> str:
+    """The graph in one of the `FORMATS`, with how fragments compute what has several ways."""
     renderers = {"text": _text, "mermaid": _mermaid, "json": _json}
     if format not in renderers:
         raise ConfigError(unknown("format", format, FORMATS))
-    return renderers[format](fdg, title)
+    return renderers[format](fdg, title, implementations or {})
 
 
 def value_names(program: Program) -> Mapping[Value, str]:
@@ -104,7 +110,7 @@ def _label(fragment: Fragment) -> str:
     return f"{fragment.name} ×{fragment.replicas} @{fragment.device}"
 
 
-def _text(fdg: FDG, title: str) -> str:
+def _text(fdg: FDG, title: str, implementations: Picks) -> str:
     names = value_names(fdg.program)
     times = crossings(fdg)
     out = [_heading(fdg, title)]
@@ -113,6 +119,8 @@ def _text(fdg: FDG, title: str) -> str:
         each = " each" if fragment.replicas > 1 else ""
         out.append(f"  holds       {fragment.num_envs} environments{each}")
         out.append(f"  components  {', '.join(fragment.components)}")
+        if implementations.get(fragment.name):
+            out.append(f"  computes    {_ways(implementations[fragment.name])}")
         if fragment.asked_replicas != fragment.replicas:
             out.append(f"  fused       from {fragment.asked_replicas} replicas that share a place")
         if fragment.name == fdg.server:
@@ -150,17 +158,22 @@ def _text(fdg: FDG, title: str) -> str:
     return "\n".join(out) + "\n"
 
 
+def _ways(chosen: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} by {how}" for name, how in chosen.items())
+
+
 def _lateness(fdg: FDG, transfer: Transfer) -> str:
     lag = fdg.delays.get(transfer.name, 0)
     return f", {lag} iteration{'s' * (lag > 1)} late" if lag else ""
 
 
-def _mermaid(fdg: FDG, title: str) -> str:
+def _mermaid(fdg: FDG, title: str, implementations: Picks) -> str:
     times = crossings(fdg)
     ids = {name: f"f{i}" for i, name in enumerate(fdg.fragments)}
     out = ["---", f"title: {_heading(fdg, title)}", "---", "flowchart LR"]
     for name, fragment in fdg.fragments.items():
-        components = "<br/>".join(fragment.components)
+        ways = [_ways(implementations[name])] if implementations.get(name) else []
+        components = "<br/>".join([*fragment.components, *ways])
         out.append(f'  {ids[name]}["<b>{_label(fragment)}</b><br/>{components}"]')
     for transfer in fdg.transfers:
         kinds = ", ".join(dict.fromkeys(p.collective for p in transfer.parcels))
@@ -172,7 +185,7 @@ def _mermaid(fdg: FDG, title: str) -> str:
     return "\n".join(out) + "\n"
 
 
-def _json(fdg: FDG, title: str) -> str:
+def _json(fdg: FDG, title: str, implementations: Picks) -> str:
     names = value_names(fdg.program)
     times = crossings(fdg)
     data: dict[str, Any] = {
@@ -188,6 +201,7 @@ def _json(fdg: FDG, title: str) -> str:
                 "device": f.device,
                 "num_envs": f.num_envs,
                 "group": f.group,
+                "implementations": dict(implementations.get(f.name, {})),
                 "entries": [t.name for t in fdg.transfers if t.target == f.name],
                 "exits": [t.name for t in fdg.transfers if t.source == f.name],
             }

@@ -1,8 +1,14 @@
 """What a trajectory is worth: advantage estimates."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from fragflow.api.kernel import kernel
+from fragflow.ops import native, pallas_kernels
 
 
 def gae(
@@ -28,6 +34,7 @@ def gae(
     return discounted_sums(delta, decay)
 
 
+@kernel("discounted_sums")
 def discounted_sums(reward: jax.Array, discount: jax.Array) -> jax.Array:
     """`sum_t = reward_t + discount_t * sum_t+1` along the first axis.
 
@@ -41,3 +48,14 @@ def discounted_sums(reward: jax.Array, discount: jax.Array) -> jax.Array:
 
     _, totals = lax.scan(accumulate, jnp.zeros_like(reward[0]), (reward, discount), reverse=True)
     return totals
+
+
+def _are_floats(avals: Sequence[Any]) -> bool:
+    first, second = avals
+    return first.shape == second.shape and first.dtype == second.dtype == jnp.float32
+
+
+discounted_sums.implementation("cpp", picked_on=["cpu"], absent=native.absent, fits=_are_floats)(
+    native.discounted_sums
+)
+discounted_sums.implementation("pallas", fits=_are_floats)(pallas_kernels.discounted_sums)

@@ -15,6 +15,7 @@ from fragflow.graph.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.blocks import blocked_operations
 from fragflow.runtime.compiled import Program, compile_segment, compile_training
 from fragflow.runtime.evaluate import Setting
+from fragflow.runtime.implementations import engine_for, kernel_programs, pick
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
 from fragflow.runtime.parcels import is_divided, part_name, share
 from fragflow.runtime.plan import Part, Plan
@@ -52,13 +53,18 @@ class Assembly:
         sources: Mapping[Value, np.ndarray],
         *,
         row_kinds: Mapping[Value, Kind] | None = None,
+        implementations: Mapping[str, str] | None = None,
         compiler_options: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ):
-        """`state` holds the first value of every state leaf, `row_kinds` asks for blocks."""
+        """`state` holds the first value of every state leaf, `row_kinds` asks for blocks.
+
+        `implementations` are those asked for, by kernel or component; others are picked.
+        """
         self.fdg = fdg
         self.plan = plan
         self.num_programs = 0
+        self.picks = pick(plan, implementations, is_deterministic=row_kinds is not None)
         self._state = state
         self._sources = sources
         self._row_kinds = row_kinds
@@ -126,6 +132,7 @@ class Assembly:
             num_envs=fragment.num_envs,
             group=fragment.replicas if fragment.group else 1,
             replacements=replacements,
+            kernels=kernel_programs(self.picks[fragment.name], layout.platform),
         )
         programs = []
         if part.fused:
@@ -147,9 +154,10 @@ class Assembly:
         for index, segment in enumerate(part.segments):
             self._progress("compiling", self.num_programs, self._total)
             name = f"{fragment.name}/{index}"
+            engine = engine_for(self.picks[fragment.name], segment, fragment)
             programs.append(
                 compile_segment(
-                    segment, avals, kinds, layout, setting, name, self._compiler_options
+                    segment, avals, kinds, layout, setting, name, self._compiler_options, engine
                 )
             )
             self.num_programs += 1

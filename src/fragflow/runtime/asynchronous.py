@@ -46,6 +46,7 @@ class AsyncRuntime:
         ahead: int,
         pools: Mapping[str, Sequence[HostPool]] | None = None,
         row_kinds: Mapping[Value, Kind] | None = None,
+        implementations: Mapping[str, str] | None = None,
         stall_timeout_seconds: float = 120.0,
         progress: Progress | None = None,
     ):
@@ -57,7 +58,16 @@ class AsyncRuntime:
         self._count = workers
         self._office = Office(workers, bound, ahead)
         plan = make_plan(fdg)
-        self._assembly = Assembly(fdg, plan, state, sources, row_kinds=row_kinds, progress=progress)
+        self._assembly = Assembly(
+            fdg,
+            plan,
+            state,
+            sources,
+            row_kinds=row_kinds,
+            implementations=implementations,
+            progress=progress,
+        )
+        self.picks = self._assembly.picks
         team = [name for name in fdg.fragments if name != fdg.server]
         up = [t for t in fdg.transfers if t.target == fdg.server]
         self._down = [t for t in fdg.transfers if t.source == fdg.server]

@@ -7,21 +7,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fragflow._jax import plain_aval
+from fragflow._jax import ClosedJaxpr, plain_aval
 from fragflow.graph.ir import Fragment, Value
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.runtime.evaluate import Setting, evaluate, training_chunk
-from fragflow.runtime.layout import Layout, kind_of, plain_function
+from fragflow.runtime.layout import Layout, OneDevice, kind_of, plain_function
 from fragflow.runtime.plan import Segment
 from fragflow.runtime.shared_operands import has_call_with_shared_operands
 
 ROOM = 256
 """iterations that one call of a message-free training loop can make at most"""
 
-_FOR_SMALL_PROGRAMS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+FOR_SMALL_PROGRAMS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 """Operations in an order for one thread: handing a few microseconds of work on costs more."""
 
 START, COUNT = "start@chunk", "count@chunk"
+
+Engine = Callable[[ClosedJaxpr, Any, dict[str, Any]], Callable[..., Sequence[Any]]]
+"""(program, device, compiler options) → what to call in its place"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,9 @@ def compile_segment(
     setting: Setting,
     name: str,
     compiler_options: dict[str, Any],
+    engine: Engine | None = None,
 ) -> Program:
-    """Compiles nodes between two messages."""
+    """Compiles nodes between two messages; `engine` runs a part of them outside XLA."""
 
     def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
         evaluate(segment.nodes, env, replace(setting, inline=inline))
@@ -52,7 +56,16 @@ def compile_segment(
 
     donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
     if segment.is_repeated and layout.platform == "cpu":
-        compiler_options = {**_FOR_SMALL_PROGRAMS, **compiler_options}
+        compiler_options = {**FOR_SMALL_PROGRAMS, **compiler_options}
+    if engine is not None and isinstance(layout, OneDevice):
+        function = plain_function(
+            lambda env: body(env, False), segment.inputs, segment.outputs, avals
+        )
+        types = [layout.aval(v, avals[v], kind_of(v, kinds)) for v in segment.inputs]
+        call = engine(jax.make_jaxpr(function)(*types), layout.device, compiler_options)
+        return Program(
+            call=call, inputs=segment.inputs, outputs=segment.outputs, name=name, line=segment.line
+        )
     call = _compile(
         body, segment.inputs, segment.outputs, avals, kinds, layout, donated, compiler_options
     )

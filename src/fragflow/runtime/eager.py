@@ -1,6 +1,7 @@
 """The eager runtime: the whole loop in Python, uncompiled and uncut, so that print and pdb work."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ class EagerRuntime:
     """Runs one iteration at a time with `jit` switched off."""
 
     num_programs = 0
+    picks: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     num_messages = 0
     bytes_moved = 0
 

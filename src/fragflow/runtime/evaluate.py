@@ -9,11 +9,13 @@ from jax import lax
 
 from fragflow._jax import (
     REPLICA_AXIS,
+    ClosedJaxpr,
     Eqn,
     all_reduce_p,
     bind,
     reduce_over_axis,
     with_axis_reductions,
+    with_kernels,
     without_barriers,
 )
 from fragflow.graph.ir import Constant, Loop, Node, Op, Value
@@ -41,6 +43,8 @@ class Setting:
     """lets XLA inline components; see shared_operands.py"""
     replacements: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
     """by path, operations that run in another way (in blocks, say)"""
+    kernels: Callable[[str, ClosedJaxpr], ClosedJaxpr | None]
+    """the program to run in a kernel's place, if another one was picked"""
 
 
 def evaluate(nodes: Sequence[Node | Local], env: dict[Value, Any], setting: Setting) -> None:
@@ -71,6 +75,7 @@ def _apply(op: Op, env: Mapping[Value, Any], setting: Setting) -> Sequence[Any]:
     ]
     if op.path in setting.replacements:
         return setting.replacements[op.path](args)
+    eqn = with_kernels(eqn, setting.kernels)
     if setting.group > 1:
         if eqn.primitive is all_reduce_p:
             return reduce_over_axis(eqn.params["operation"], args, REPLICA_AXIS)

@@ -40,6 +40,7 @@ class LocalRuntime:
         pools: Mapping[str, Sequence[HostPool]] | None = None,
         row_kinds: Mapping[Value, Kind] | None = None,
         stall_timeout_seconds: float = 120.0,
+        implementations: Mapping[str, str] | None = None,
         compiler_options: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ):
@@ -56,6 +57,7 @@ class LocalRuntime:
             state,
             sources,
             row_kinds=row_kinds,
+            implementations=implementations,
             compiler_options=compiler_options,
             progress=progress,
         )
@@ -78,6 +80,7 @@ class LocalRuntime:
                     )
                 )
         self.num_programs = assembly.num_programs
+        self.picks = assembly.picks
         self._crews = self._make_crews()
         self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._crews]
         self._failure: tuple[Crew, BaseException] | None = None

@@ -33,6 +33,8 @@ class Start:
     programs: int
     equality: str
     """how this run relates to one undivided program: 'bitwise', or 'rounding: ...'"""
+    implementations: Mapping[str, str]
+    """how kernels are computed, and the actor where that was asked for"""
     compile_seconds: float
     state: Callable[[], Any]
     """the state as it is now; to be asked between chunks"""

@@ -17,6 +17,8 @@ class Engine(Protocol):
     """What runs iterations: a runtime."""
 
     num_programs: int
+    picks: Mapping[str, Mapping[str, str]]
+    """by fragment, how it computes what has several implementations"""
 
     @property
     def num_messages(self) -> int: ...

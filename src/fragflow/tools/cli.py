@@ -96,6 +96,7 @@ def _train(words: list[str]) -> int:
             values["env"],
             **{name: values[name] for name in (*same, *more)},
             hyperparameters=hyper,
+            implementations=parse_arguments(values["implementation"], "--implementation"),
             env_args=parse_arguments(values["env_arg"]),
             wrap=parse_wrappers(values["wrap"]),
             run_dir=run_dir,
@@ -115,6 +116,8 @@ def _show(words: list[str]) -> int:
     from fragflow.policies import Deployment
     from fragflow.run import Experiment, graph
     from fragflow.runtime.devices import accelerator
+    from fragflow.runtime.implementations import pick
+    from fragflow.runtime.plan import make_plan
     from fragflow.tools import names
 
     policy = names.find_policy(values["policy"], values["env"], values["sync"])
@@ -132,13 +135,15 @@ def _show(words: list[str]) -> int:
     fdg = graph(experiment, policy, deployment, hoist=on, sink=on, coalesce=on)
     if values["format"] == "driver":
         from fragflow.runtime import script
-        from fragflow.runtime.plan import make_plan
 
         text = script.render(fdg, make_plan(fdg))
     else:
         from fragflow.graph.show import render
 
-        text = render(fdg, values["format"], f"{values['algorithm']} on {values['env']}")
+        asked = names.parse_arguments(values["implementation"], "--implementation")
+        picks = pick(make_plan(fdg), asked)
+        title = f"{values['algorithm']} on {values['env']}"
+        text = render(fdg, values["format"], title, picks)
     print(text.rstrip("\n"))
     return 0
 

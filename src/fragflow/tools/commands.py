@@ -91,6 +91,16 @@ DEPLOYMENT = (
         help="the same bits however the work is spread, for some speed",
     ),
     Option(
+        name="implementation",
+        kind=tuple[str, ...],
+        metavar="NAME=HOW",
+        default=(),
+        help="how to compute a kernel or the actor: discounted_sums=xla|cpp|pallas, "
+        "actor=xla|onnx; by default the workers pick",
+        shown_default="repeatable",
+        is_repeatable=True,
+    ),
+    Option(
         name="optimise",
         kind=bool,
         default=True,

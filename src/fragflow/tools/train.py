@@ -61,6 +61,8 @@ class Result:
     """the resource that limits the speed; None if it is not known"""
     equality: str
     """how this run relates to one undivided program"""
+    implementations: Mapping[str, str]
+    """how kernels were computed, and the actor where that was asked for"""
     load: float
     """average number of busy processes in the last minute"""
     interrupted: bool
@@ -98,6 +100,7 @@ def train(
     learners: int = 1,
     deterministic: bool = False,
     optimise: bool = True,
+    implementations: Mapping[str, str] | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
     env_args: Mapping[str, Any] | None = None,
     wrap: Mapping[str, Any] | None = None,
@@ -112,7 +115,8 @@ def train(
     `algorithm`, `env` and `policy` are objects or names; `hyperparameters` replace those of the
     algorithm, `env_args` configure an environment given by name, `wrap` is what `ff.wrap` takes by
     name. `total_steps` is rounded up to whole iterations. `sync` (lockstep, lag=K, async, async=K)
-    replaces how the policy's fragments are synchronised. With `run_dir`, configuration, metrics,
+    replaces how the policy's fragments are synchronised; `implementations` how kernels and the
+    actor are computed, as in `{"actor": "onnx"}`. With `run_dir`, configuration, metrics,
     weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
     iterations; True ends the run in good order.
     """
@@ -163,6 +167,7 @@ def train(
             "seed": seed,
             "deterministic": deterministic,
             "optimise": optimise,
+            "implementation": dict(implementations or {}),
             "eval_every": eval_every,
             "eval_episodes": eval_episodes,
         }
@@ -191,6 +196,7 @@ def train(
             runtime=runtime,  # pyright: ignore[reportArgumentType]
             deterministic=deterministic,
             options=None if optimise else Options(hoist=False, sink=False, coalesce=False),
+            implementations=implementations,
             observer=watcher,
         )
         result = _result(asked, outcome, watcher, directory)
@@ -233,6 +239,7 @@ def _result(
         # Without messages there is nothing to wait for; with them, only a profile could tell.
         bound="compute" if outcome.messages == 0 else None,
         equality=outcome.start.equality,
+        implementations=outcome.start.implementations,
         load=os.getloadavg()[0],
         interrupted=watcher.interrupted,
         versions=versions(),

@@ -63,6 +63,9 @@ class Watcher:
             self._display.note(f"run directory: {self._directory.path}")
         self._display.note(f"fragments: {fragments_text(start.fdg)}")
         self._display.note(f"equality with one undivided program: {start.equality}")
+        if start.implementations:
+            ways = [f"{name} by {how}" for name, how in start.implementations.items()]
+            self._display.note(f"computed: {', '.join(ways)}")
         if rounding:
             self._display.note(rounding)
         self._display.note(

@@ -1,0 +1,163 @@
+"""Picks how each fragment computes what can be computed in several ways."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fragflow._jax import ClosedJaxpr, kernels_in
+from fragflow.api.kernel import KERNELS, REFERENCE, Implementation, reference_program
+from fragflow.errors import ConfigError, did_you_mean
+from fragflow.graph.ir import FDG, Fragment, Op, walk
+from fragflow.runtime import onnx_engine
+from fragflow.runtime.compiled import Engine
+from fragflow.runtime.plan import Part, Plan, Segment
+
+ACTOR, ONNX = "actor", "onnx"
+"""the component that an inference engine may run, and the engine"""
+
+Picks = Mapping[str, Mapping[str, str]]
+"""by fragment, for each kernel or component: the name of its implementation"""
+
+
+def pick(
+    plan: Plan, asked: Mapping[str, str] | None = None, is_deterministic: bool = False
+) -> Picks:
+    """What each fragment uses: what was asked for, else the default of where it runs.
+
+    With `is_deterministic` the default is XLA throughout.
+    """
+    asked = asked or {}
+    picks: dict[str, dict[str, str]] = {}
+    for name, part in plan.parts.items():
+        fragment = part.fragment
+        picks[name] = {
+            kernel: _kernel(kernel, avals, fragment, asked.get(kernel), is_deterministic)
+            for kernel, avals in _kernels(fragment).items()
+        }
+        if ACTOR in asked and ACTOR in fragment.components:
+            picks[name][ACTOR] = _actor(part, asked[ACTOR], is_deterministic)
+    known = sorted({ACTOR, *(kernel for chosen in picks.values() for kernel in chosen)})
+    for name in asked:
+        if name not in known:
+            raise ConfigError(
+                f"implementation {name}={asked[name]}: nothing called {name!r} is in this graph. "
+                f"There are {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    return picks
+
+
+def kernel_programs(
+    picks: Mapping[str, str], platform: str
+) -> Callable[[str, ClosedJaxpr], ClosedJaxpr | None]:
+    """A function that gives the picked program in the place of a kernel's own."""
+
+    def other(name: str, closed: ClosedJaxpr) -> ClosedJaxpr | None:
+        if picks.get(name, REFERENCE) == REFERENCE:
+            return None
+        chosen = KERNELS[name].implementations[picks[name]]
+        avals = closed.in_avals
+        # Mapped over a further axis, or differentiated, it is another function by now.
+        if str(closed) != str(reference_program(name, avals)) or not chosen.fits(avals):
+            return None
+        return jax.make_jaxpr(lambda *args: chosen.call(*args, platform=platform))(*avals)
+
+    return other
+
+
+def engine_for(picks: Mapping[str, str], segment: Segment, fragment: Fragment) -> Engine | None:
+    """What runs a part of a segment outside XLA, if that was picked."""
+    if picks.get(ACTOR) != ONNX or not _has_actor(segment.nodes):
+        return None
+
+    def engine(closed: ClosedJaxpr, device: Any, compiler_options: dict[str, Any]) -> Any:
+        sharers = fragment.replicas
+        return onnx_engine.through_onnx(closed, ACTOR, device, compiler_options, sharers)
+
+    return engine
+
+
+def inexact(fdg: FDG, picks: Picks) -> list[str]:
+    """The implementations whose results differ from XLA's by rounding."""
+    found = set()
+    for fragment, chosen in picks.items():
+        for name, implementation in chosen.items():
+            known = KERNELS[name].implementations if name in KERNELS else {}
+            here = known[implementation].picked_on if implementation in known else ()
+            if implementation != REFERENCE and fdg.fragments[fragment].device not in here:
+                found.add(f"{name}={implementation}")
+    return sorted(found)
+
+
+def _kernels(fragment: Fragment) -> dict[str, Sequence[Any]]:
+    """The kernels that a fragment calls, and the types of their arguments."""
+    found: dict[str, Sequence[Any]] = {}
+    for node in walk(fragment.loop.body):
+        if isinstance(node, Op):
+            for name, closed in kernels_in(node.eqns[fragment.num_envs]):
+                if name in KERNELS:
+                    found.setdefault(name, closed.in_avals)
+    return found
+
+
+def _kernel(
+    name: str,
+    avals: Sequence[Any],
+    fragment: Fragment,
+    asked: str | None,
+    is_deterministic: bool,
+) -> str:
+    implementations = KERNELS[name].implementations
+    if asked is None:
+        return REFERENCE if is_deterministic else _default(implementations, avals, fragment.device)
+    if asked == REFERENCE:
+        return asked
+    if asked not in implementations:
+        raise ConfigError(
+            f"implementation {name}={asked}: expected one of "
+            f"{', '.join((REFERENCE, *implementations))}"
+        )
+    chosen = implementations[asked]
+    reason = chosen.absent() or ("" if chosen.fits(avals) else "it cannot take these arrays")
+    if reason:
+        raise ConfigError(f"implementation {name}={asked}: {reason}")
+    return asked
+
+
+def _default(
+    implementations: Mapping[str, Implementation], avals: Sequence[Any], platform: str
+) -> str:
+    for name, implementation in implementations.items():
+        suits = platform in implementation.picked_on and implementation.fits(avals)
+        if suits and implementation.absent() is None:
+            return name
+    return REFERENCE
+
+
+def _actor(part: Part, asked: str, is_deterministic: bool) -> str:
+    fragment = part.fragment
+    if asked == REFERENCE:
+        return asked
+    if asked != ONNX:
+        raise ConfigError(f"implementation {ACTOR}={asked}: expected {REFERENCE} or {ONNX}")
+    reason = onnx_engine.absent()
+    if reason is None and is_deterministic:
+        reason = "its results differ from XLA's by rounding: leave out --deterministic"
+    if reason is None and fragment.device != "cpu":
+        reason = f"it runs on CPUs, and fragment {fragment.name!r} on {fragment.device}"
+    if reason is None and (
+        part.fused or fragment.group or not any(_has_actor(s.nodes) for s in part.segments)
+    ):
+        reason = (
+            f"in fragment {fragment.name!r} the actor is inside a larger XLA program. A worker "
+            "calls it by itself where environments are on the host, or on other workers "
+            "(--policy single-learner-fine)"
+        )
+    if reason is not None:
+        raise ConfigError(f"implementation {ACTOR}={asked}: {reason}")
+    return asked
+
+
+def _has_actor(nodes: Sequence[Any]) -> bool:
+    """Whether the actor is called in these nodes themselves, not in a loop of theirs."""
+    return any(isinstance(node, Op) and ACTOR in node.components for node in nodes)

@@ -1,0 +1,256 @@
+"""Kernels and actors that are computed in several ways: one meaning, and who picks."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fragflow.api as ff
+from fragflow import ops
+from fragflow._jax import bind, kernels_in, with_kernels
+from fragflow.algorithms.impala import IMPALA
+from fragflow.algorithms.ppo import PPO
+from fragflow.api.kernel import KERNELS, kernel
+from fragflow.environments import make_environment
+from fragflow.errors import ConfigError, TraceError
+from fragflow.ops import native
+from fragflow.policies.named import named_policy
+from fragflow.run import Experiment, Outcome, run
+from fragflow.runtime import onnx_engine
+from fragflow.runtime.implementations import kernel_programs
+
+needs_cpp = pytest.mark.skipif(native.absent() is not None, reason=f"cpp: {native.absent()}")
+needs_onnx = pytest.mark.skipif(onnx_engine.absent() is not None, reason="ONNX Runtime is an extra")
+
+SHAPES = [(1, 1), (2, 3), (128, 16), (33, 130), (16, 4, 5), (7,)]
+
+
+def rewards(shape: tuple[int, ...], seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    a, b = jax.random.split(jax.random.key(seed))
+    is_last = jax.random.uniform(b, shape) < 0.1
+    return jax.random.normal(a, shape), jnp.where(is_last, 0.0, 0.97)
+
+
+def by(implementation: str, function: Callable[..., Any], *args: Any) -> Any:
+    """`function` compiled with another implementation of the kernel in it."""
+    eqn = jax.make_jaxpr(jax.jit(function))(*args).jaxpr.eqns[0]
+    other = kernel_programs({"discounted_sums": implementation}, "cpu")
+    return jax.jit(lambda *leaves: bind(with_kernels(eqn, other), leaves))(*args)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("implementation", [pytest.param("cpp", marks=needs_cpp), "pallas"])
+def test_every_implementation_is_the_reference(implementation: str, shape: tuple[int, ...]) -> None:
+    args = rewards(shape)
+    expected = jax.jit(KERNELS["discounted_sums"].reference)(*args)
+    (got,) = by(implementation, ops.discounted_sums, *args)
+    if implementation == "cpp":
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@needs_cpp
+def test_gae_and_vtrace_are_computed_by_it() -> None:
+    reward, _ = rewards((64, 8))
+    value, next_value = rewards((64, 8), 1)[0], rewards((64, 8), 2)[0]
+    ended = rewards((64, 8), 3)[1] == 0.0
+
+    def gae(reward: Any, value: Any, next_value: Any, ended: Any) -> Any:
+        return ops.gae(
+            reward=reward,
+            value=value,
+            next_value=next_value,
+            terminated=ended,
+            done=ended,
+            gamma=0.99,
+            gae_lambda=0.95,
+        )
+
+    def vtrace(reward: Any, value: Any, next_value: Any, ended: Any) -> Any:
+        return ops.vtrace(
+            log_ratio=value - next_value,
+            reward=reward,
+            value=value,
+            next_value=next_value,
+            terminated=ended,
+            done=ended,
+            gamma=0.99,
+        )
+
+    for function in (gae, vtrace):
+        args = (reward, value, next_value, ended)
+        eqns = jax.make_jaxpr(function)(*args).jaxpr.eqns
+        assert [name for eqn in eqns for name, _ in kernels_in(eqn)] == ["discounted_sums"]
+        expected = jax.tree.leaves(jax.jit(function)(*args))
+        for got, want in zip(by("cpp", function, *args), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@needs_cpp
+def test_what_is_mapped_or_differentiated_stays_the_reference() -> None:
+    reward, discount = rewards((8, 3, 2))
+
+    def mapped(reward: Any, discount: Any) -> Any:
+        return jax.vmap(ops.discounted_sums, in_axes=1, out_axes=1)(reward, discount)
+
+    (got,) = by("cpp", mapped, reward, discount)
+    expected = ops.discounted_sums(reward, discount)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+    gradient = jax.grad(lambda r, d: jnp.sum(ops.discounted_sums(r, d) ** 2))
+    (got,) = by("cpp", gradient, reward, discount)
+    np.testing.assert_allclose(got, gradient(reward, discount), rtol=1e-5)
+
+
+@needs_cpp
+def test_the_compiled_program_calls_it() -> None:
+    eqn = jax.make_jaxpr(ops.discounted_sums)(*rewards((4, 4))).jaxpr.eqns[0]
+    other = kernel_programs({"discounted_sums": "cpp"}, "cpu")
+    assert "ffi_call" in str(with_kernels(eqn, other))
+    assert "ffi_call" not in str(with_kernels(eqn, kernel_programs({}, "cpu")))
+
+
+def test_a_kernel_of_your_own() -> None:
+    @kernel("tests.double")
+    def double(x: jax.Array) -> jax.Array:
+        return x + x
+
+    double.implementation("twice")(lambda x, platform: 2.0 * x)
+    try:
+        assert double(jnp.float32(3)) == 6.0
+        closed = jax.make_jaxpr(double)(jnp.float32(3))
+        other = kernel_programs({"tests.double": "twice"}, "cpu")
+        assert "mul" in str(with_kernels(closed.jaxpr.eqns[0], other))
+        with pytest.raises(TraceError, match="already one of"):
+            kernel("discounted_sums")(double.reference)
+        with pytest.raises(TraceError, match="kernel name"):
+            kernel("Not A Name")
+    finally:
+        del KERNELS["tests.double"]
+
+
+@functools.cache
+def trained(
+    env: str,
+    policy: str = "single-learner-coarse",
+    workers: int = 1,
+    asked: tuple[tuple[str, str], ...] = (),
+    algorithm: ff.Algorithm | None = None,
+) -> Outcome:
+    experiment = Experiment(
+        algorithm=algorithm or PPO(rollout_length=16, epochs=2, hidden=(32, 32)),
+        environment=make_environment(env),
+        num_envs=8,
+        total_steps=6 * 8 * 16,
+        seed=1,
+    )
+    return run(experiment, named_policy(policy), workers=workers, implementations=dict(asked))
+
+
+@needs_cpp
+@pytest.mark.parametrize(
+    ("policy", "workers"),
+    [("gpu-only", 1), ("gpu-only", 2), ("single-learner-coarse", 2), ("multi-learner", 2)],
+)
+def test_it_is_picked_and_changes_no_bit(policy: str, workers: int) -> None:
+    picked = trained("CartPole-v1", policy, workers)
+    plain = trained("CartPole-v1", policy, workers, (("discounted_sums", "xla"),))
+    assert picked.start.implementations == {"discounted_sums": "cpp"}
+    assert plain.start.implementations == {"discounted_sums": "xla"}
+    assert picked.start.equality == plain.start.equality
+    jax.tree.map(np.testing.assert_array_equal, picked.state, plain.state)
+
+
+def test_pallas_is_interpreted_on_a_cpu() -> None:
+    plain = trained("CartPole-v1", "gpu-only", 1, (("discounted_sums", "xla"),))
+    pallas = trained("CartPole-v1", "gpu-only", 1, (("discounted_sums", "pallas"),))
+    assert pallas.start.equality == "rounding: discounted_sums=pallas"
+    for a, b in zip(jax.tree.leaves(pallas.state), jax.tree.leaves(plain.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@needs_onnx
+@pytest.mark.parametrize(
+    ("env", "policy", "workers"),
+    [
+        ("gymnasium:Pendulum-v1", "single-learner-coarse", 1),
+        ("gymnasium:Pendulum-v1", "single-learner-fine", 2),
+        ("gymnax:CartPole-v1", "single-learner-fine", 1),
+        ("gymnax:Breakout-MinAtar", "single-learner-fine", 1),
+    ],
+)
+def test_an_actor_in_onnx_runtime_learns_the_same(env: str, policy: str, workers: int) -> None:
+    plain = trained(env, policy, workers)
+    other = trained(env, policy, workers, (("actor", "onnx"),))
+    assert other.start.implementations["actor"] == "onnx"
+    assert other.start.equality.startswith("rounding: ")
+    assert "actor=onnx" in other.start.equality
+    for a, b in zip(jax.tree.leaves(other.state), jax.tree.leaves(plain.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
+
+
+@needs_onnx
+def test_other_algorithms_actors_too() -> None:
+    impala = IMPALA(rollout_length=16, hidden=(32,))
+    plain = trained("gymnasium:Pendulum-v1", algorithm=impala)
+    other = trained("gymnasium:Pendulum-v1", algorithm=impala, asked=(("actor", "onnx"),))
+    for a, b in zip(jax.tree.leaves(other.state), jax.tree.leaves(plain.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "policy", "message"),
+    [
+        (("discounted_sum", "cpp"), "CartPole-v1", "gpu-only", "Did you mean 'discounted_sums'"),
+        (
+            ("discounted_sums", "cuda"),
+            "CartPole-v1",
+            "gpu-only",
+            "expected one of xla, cpp, pallas",
+        ),
+        (("actor", "tensorrt"), "CartPole-v1", "gpu-only", "expected xla or onnx"),
+        pytest.param(
+            *(("actor", "onnx"), "CartPole-v1", "gpu-only", "inside a larger XLA program"),
+            marks=needs_onnx,
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    asked: tuple[str, str], env: str, policy: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trained(env, policy, 1, (asked,))
+
+
+def test_absent_implementations_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LIBRARY", native.LIBRARY.with_name("missing.so"))
+    native._load.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="no C\\+\\+ compiler"):
+            trained("CartPole-v1", "gpu-only", 1, (("discounted_sums", "cpp"),))
+        outcome = trained.__wrapped__("CartPole-v1", "gpu-only")
+        assert outcome.start.implementations == {"discounted_sums": "xla"}
+    finally:
+        native._load.cache_clear()
+
+
+@needs_onnx
+def test_onnx_differs_by_rounding_hence_is_not_deterministic() -> None:
+    experiment = Experiment(
+        algorithm=PPO(rollout_length=16),
+        environment=make_environment("gymnasium:Pendulum-v1"),
+        num_envs=8,
+        total_steps=128,
+    )
+    with pytest.raises(ConfigError, match="leave out --deterministic"):
+        run(
+            experiment,
+            named_policy("single-learner-coarse"),
+            deterministic=True,
+            implementations={"actor": "onnx"},
+        )
