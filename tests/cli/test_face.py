@@ -22,8 +22,11 @@ from fragflow.tools.signals import Interrupts
 SOURCE = str(Path(fragflow.__file__).parents[1])
 
 
-def start_python(*words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": SOURCE, "JAX_NUM_CPU_DEVICES": "4"}
+def start_python(*words: str, devices: int | None = 4) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    if devices is not None:
+        environment["JAX_NUM_CPU_DEVICES"] = str(devices)
     return subprocess.Popen(
         [sys.executable, *words],
         env=environment,
@@ -52,6 +55,14 @@ def test_help_does_not_wait_for_jax() -> None:
     assert process.returncode == 0, errors
     assert "train ALGO --env ENV" in output
     assert "--total-steps N" in output
+
+
+def test_virtual_devices_are_made_for_replicas_on_a_cpu() -> None:
+    words = [*TINY, "--policy", "gpu-only", "--workers", "2", "--run-dir", "run"]
+    process = start_python("-m", "fragflow.tools.cli", *words, devices=None)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "x2 @cpu" in output
 
 
 @pytest.mark.usefixtures("finished")  # which leaves compiled programs

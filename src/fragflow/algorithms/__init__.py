@@ -11,6 +11,7 @@ ALGORITHMS: dict[str, str] = {
     "a3c": "fragflow.algorithms.a3c:A3C",
     "impala": "fragflow.algorithms.impala:IMPALA",
     "recurrent-ppo": "fragflow.algorithms.recurrent_ppo:RecurrentPPO",
+    "ippo": "fragflow.algorithms.ippo:IPPO",
     "dqn": "fragflow.algorithms.dqn:DQN",
     "sac": "fragflow.algorithms.sac:SAC",
 }

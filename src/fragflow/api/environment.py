@@ -27,6 +27,7 @@ class Environment(Protocol):
 
     With a further attribute `num_agents`, observations, actions, rewards, ends and masks have an
     axis of agents first; spaces are those of one agent, and an episode is over when all have ended.
+    With `teams`, the numbers of agents in each, agents are in the order of teams.
     """
 
     @property
@@ -46,6 +47,11 @@ class Environment(Protocol):
 def num_agents_of(environment: Any) -> int | None:
     """How many agents act in an environment; None if it is one, without an axis of its own."""
     return getattr(environment, "num_agents", None)
+
+
+def teams_of(environment: Any) -> tuple[int, ...]:
+    """How many agents are in each team; all are in one unless the environment says otherwise."""
+    return getattr(environment, "teams", None) or (num_agents_of(environment) or 1,)
 
 
 class Timestep(NamedTuple):

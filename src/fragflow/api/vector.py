@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fragflow.api.component import component
-from fragflow.api.environment import Environment, Timestep, num_agents_of
+from fragflow.api.environment import Environment, Timestep, num_agents_of, teams_of
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.spaces import Space
 from fragflow.errors import ConfigError
@@ -33,7 +33,9 @@ class EnvState(NamedTuple):
     random: jax.Array
     """`[N, 3]`: raw key data, fixed per environment, and how many draws were made from it"""
     record: jax.Array
-    """`[N, 5]`: return (the agents' mean) and length of the running episode, then `EpisodeStats`"""
+    """`[N, 5]`: return and length of the running episode, then `EpisodeStats`.
+
+    With several agents, the return is the mean of the first team's."""
 
     @property
     def finished(self) -> EpisodeStats:
@@ -73,6 +75,11 @@ class Environments:
     def num_agents(self) -> int | None:
         """Agents in each environment; None for one without an axis of its own."""
         return num_agents_of(self._spaces)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """Agents in each team; agents are in the order of teams."""
+        return teams_of(self._spaces)
 
     @property
     def observation(self) -> Space:
@@ -165,7 +172,7 @@ class Environments:
         next_state = EnvState(
             inner=_strong(new_if_done(fresh, step.state)),
             random=state.random + jnp.array([0, 0, 1], jnp.uint32),
-            record=_recorded(state.record, jnp.mean(reward), done),
+            record=_recorded(state.record, jnp.mean(reward.reshape(-1)[: self.teams[0]]), done),
         )
         obs = new_if_done(fresh_obs, step.obs)
         return next_state, Timestep(obs, step.obs, reward, terminated, truncated, step.mask)

@@ -37,6 +37,9 @@ def make_environment(name: str, *, observation_bounds: str = "declared", **argum
     space = environment.observation
     if observation_bounds == "none" and hasattr(space, "low"):
         unbounded = dataclasses.replace(space, low=-math.inf, high=math.inf)
+        if hasattr(environment, "agents"):
+            agents = dataclasses.replace(environment.agents, observation=unbounded)
+            return dataclasses.replace(environment, agents=agents)
         return dataclasses.replace(environment, observation=unbounded)
     return environment
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fragflow.api.environment import Step
 from fragflow.api.spaces import Box, Discrete, Space
-from fragflow.environments.agents import same_space
+from fragflow.environments.agents import Agents, agents_of
 from fragflow.errors import ConfigError, did_you_mean
 
 
@@ -20,12 +20,24 @@ class JaxmarlEnvironment:
 
     name: str
     arguments: tuple[tuple[str, Any], ...]
-    num_agents: int
-    observation: Space
-    """of one agent"""
-    action: Space
-    """of one agent"""
+    agents: Agents
     _environment: Any = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def num_agents(self) -> int:
+        return sum(self.agents.teams)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        return self.agents.teams
+
+    @property
+    def observation(self) -> Space:
+        return self.agents.observation
+
+    @property
+    def action(self) -> Space:
+        return self.agents.action
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         obs, state = self._environment.reset(key)
@@ -47,7 +59,7 @@ class JaxmarlEnvironment:
         )
 
     def _stacked(self, by_agent: dict[str, jax.Array]) -> jax.Array:
-        rows = [by_agent[name] for name in self._environment.agents]
+        rows = [self.agents.padded(by_agent[name], jnp) for name in self._environment.agents]
         return jnp.stack(rows).astype(self.observation.dtype)
 
 
@@ -67,9 +79,7 @@ def make(name: str, **arguments: Any) -> JaxmarlEnvironment:
     return JaxmarlEnvironment(
         name,
         tuple(sorted(arguments.items())),
-        len(agents),
-        same_space(name, "observations", seen),
-        same_space(name, "actions", done),
+        agents_of(name, seen, done),
         environment,
     )
 

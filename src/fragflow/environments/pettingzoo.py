@@ -10,7 +10,7 @@ import numpy as np
 
 from fragflow.api.host import HostBatch, HostStep
 from fragflow.api.spaces import Space
-from fragflow.environments.agents import same_space
+from fragflow.environments.agents import Agents, agents_of
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.environments.stepping import Failed
 from fragflow.errors import ConfigError
@@ -30,15 +30,27 @@ class PettingzooEnvironment:
 
     name: str
     arguments: tuple[tuple[str, Any], ...]
-    num_agents: int
-    observation: Space
-    """of one agent"""
-    action: Space
-    """of one agent"""
+    agents: Agents
     has_mask: bool = True
     draws_apart: bool = True
     time_limit: float = math.inf
     """steps after which we cut an episode; it may end earlier by itself"""
+
+    @property
+    def num_agents(self) -> int:
+        return sum(self.agents.teams)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        return self.agents.teams
+
+    @property
+    def observation(self) -> Space:
+        return self.agents.observation
+
+    @property
+    def action(self) -> Space:
+        return self.agents.action
 
     def with_time_limit(self, steps: int) -> "PettingzooEnvironment":
         return dataclasses.replace(self, time_limit=min(steps, self.time_limit))
@@ -58,6 +70,7 @@ class PettingzooBatch:
         self._shape = (*rows, *kind.observation.shape)
         self._dtype = kind.observation.dtype
         self._time_limit = kind.time_limit
+        self._padded = kind.agents.padded
 
     def reset(self, seeds: np.ndarray) -> np.ndarray:
         obs = np.zeros(self._shape, self._dtype)
@@ -108,7 +121,7 @@ class PettingzooBatch:
         missing = [agent for agent in self._agents if agent not in seen]
         if missing:
             raise Failed(i, f"an episode starts without {', '.join(missing)}")
-        return np.stack([seen[agent] for agent in self._agents])
+        return np.stack([self._padded(seen[agent]) for agent in self._agents])
 
     def _step_one(
         self,
@@ -133,7 +146,7 @@ class PettingzooBatch:
             truncated[k] = cuts.get(agent, False)
             reward[k] = rewards.get(agent, 0.0)
             if agent in seen:
-                obs[k] = seen[agent]
+                obs[k] = self._padded(seen[agent])
 
 
 def make(name: str, **arguments: Any) -> PettingzooEnvironment:
@@ -146,9 +159,7 @@ def make(name: str, **arguments: Any) -> PettingzooEnvironment:
     return PettingzooEnvironment(
         name,
         tuple(sorted(arguments.items())),
-        len(agents),
-        same_space(name, "observations", seen),
-        same_space(name, "actions", done),
+        agents_of(name, seen, done),
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow.api.environment import Environment, Step, num_agents_of
+from fragflow.api.environment import Environment, Step, num_agents_of, teams_of
 from fragflow.api.host import HostBatch, HostEnvironment, HostStep
 from fragflow.api.spaces import Space
 from fragflow.api.vector import AnyEnvironment
@@ -76,6 +76,10 @@ class Wrapped:
     def num_agents(self) -> int | None:
         return num_agents_of(self.environment)
 
+    @property
+    def teams(self) -> tuple[int, ...]:
+        return teams_of(self.environment)
+
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         state, obs = self.environment.reset(key)
         obs, memory = self.wrapper.first(self.environment.observation, jnp.asarray(obs))
@@ -114,6 +118,10 @@ class TimeLimited:
     def num_agents(self) -> int | None:
         return num_agents_of(self.environment)
 
+    @property
+    def teams(self) -> tuple[int, ...]:
+        return teams_of(self.environment)
+
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         state, obs = self.environment.reset(key)
         return (state, jnp.int32(0)), obs
@@ -142,6 +150,10 @@ class WrappedHost:
     @property
     def num_agents(self) -> int | None:
         return num_agents_of(self.environment)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        return teams_of(self.environment)
 
     @property
     def has_mask(self) -> bool:

@@ -39,6 +39,13 @@ from fragflow.ops.statistics import standardise as standardise
 from fragflow.ops.tanh_normal import TanhNormal as TanhNormal
 from fragflow.ops.targets import huber as huber
 from fragflow.ops.targets import polyak as polyak
+from fragflow.ops.teams import agent_keys as agent_keys
+from fragflow.ops.teams import by_agent as by_agent
+from fragflow.ops.teams import each_team as each_team
+from fragflow.ops.teams import joint_observations as joint_observations
+from fragflow.ops.teams import members as members
+from fragflow.ops.teams import own_team as own_team
+from fragflow.ops.teams import team_slices as team_slices
 from fragflow.ops.value_networks import MLPQNetwork as MLPQNetwork
 from fragflow.ops.value_networks import MLPSoftNetwork as MLPSoftNetwork
 from fragflow.ops.value_networks import QNetwork as QNetwork

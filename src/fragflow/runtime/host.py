@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from fragflow._jax import hosts_compiled_into
+from fragflow.api.environment import teams_of
 from fragflow.api.host import Host, HostBatch, HostEnvironment, HostStep, has_compiled_step
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import EnvironmentFault, FragflowError
@@ -106,6 +107,7 @@ class HostPool:
             for method in ("reset", "step")
         }
         self._range = Range.of(host.environment.observation, self._types["reset"][0].shape)
+        self._first_team = teams_of(host.environment)[0]
         self._action_type = np.dtype(host.environment.action.dtype)
 
     def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
@@ -183,7 +185,7 @@ class HostPool:
             record[:, 0] += step.reward
             record[:, 1] += 1.0 if step.mask is None else step.mask
         else:
-            record[:, 0] += step.reward.mean(1)
+            record[:, 0] += step.reward[:, : self._first_team].mean(1)
             record[:, 1] += 1.0
             done = done.all(1)
         if done.any():

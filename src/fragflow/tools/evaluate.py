@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from fragflow.api import Box, HostEnvironment, Space
+from fragflow.api.environment import teams_of
 from fragflow.errors import ConfigError
 from fragflow.runtime.host import HostPlayer
 
@@ -115,9 +116,9 @@ class Evaluator:
                 state=step.state,
                 obs=step.obs,
                 memory=memory,
-                total=e.total + jnp.where(e.done, 0.0, step.reward),
+                total=e.total + jnp.where(e.done, 0.0, _first_team(self._environment, step.reward)),
                 length=e.length + ~e.done,
-                done=e.done | step.terminated.astype(bool) | step.truncated.astype(bool),
+                done=e.done | _all_agents(step.terminated.astype(bool) | step.truncated),
             )
         )
 
@@ -164,14 +165,24 @@ class HostEvaluator:
                 action, memory = self._act(params, obs, memory, jax.random.fold_in(key, step))
                 answer = player.step(np.asarray(action))
                 obs = answer.obs
-                total += np.where(done, 0.0, answer.reward)
+                total += np.where(done, 0.0, _first_team(self._environment, answer.reward))
                 length += ~done
-                done |= answer.terminated | answer.truncated
+                done |= _all_agents(answer.terminated | answer.truncated)
                 if done.all():
                     break
         finally:
             player.close()
         return Evaluation(returns=total, lengths=length, ended=done)
+
+
+def _first_team(environment: Any, reward: Any) -> Any:
+    """The reward that counts per episode: with several agents, the mean of the first team's."""
+    return reward if reward.ndim == 1 else reward[:, : teams_of(environment)[0]].mean(1)
+
+
+def _all_agents(ended: Any) -> Any:
+    """Whether an episode is over: all of its agents have ended."""
+    return ended if ended.ndim == 1 else ended.all(1)
 
 
 def within_bounds(space: Space, action: jax.Array) -> jax.Array:

@@ -1,0 +1,63 @@
+"""Agents in teams: one axis of agents, in the order of teams."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def team_slices(teams: Sequence[int]) -> list[slice]:
+    """Where each team's agents are."""
+    ends = [sum(teams[: k + 1]) for k in range(len(teams))]
+    return [slice(end - size, end) for end, size in zip(ends, teams, strict=True)]
+
+
+def members(tree: Any, team: slice, axis: int) -> Any:
+    """One team's part of arrays whose axis `axis` is that of agents."""
+    where = (*[slice(None)] * axis, team)
+    return jax.tree.map(lambda x: x[where], tree)
+
+
+def each_team(
+    function: Callable[..., Any], teams: Sequence[int], axis: int, params: Sequence[Any], *args: Any
+) -> Any:
+    """`function` of each team's parameters and arrays, its results joined along agents again."""
+    slices = team_slices(teams)
+    results = [
+        function(team_params, *(members(arg, team, axis) for arg in args))
+        for team_params, team in zip(params, slices, strict=True)
+    ]
+    if len(results) == 1:
+        return results[0]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis), *results)
+
+
+def by_agent(per_team: jax.Array, teams: Sequence[int]) -> jax.Array:
+    """A number per team `[teams]` as one per agent `[agents]`."""
+    return jnp.concatenate([jnp.full(size, per_team[k]) for k, size in enumerate(teams)])
+
+
+def own_team(team: jax.Array, as_team: Sequence[jax.Array]) -> jax.Array:
+    """For each agent `[A, ...]`, what it would be as a member of its own team, `[A]`."""
+    chosen = as_team[0]
+    for k, other in enumerate(as_team[1:], start=1):
+        is_member = (team == k).reshape(-1, *[1] * (other.ndim - 1))
+        chosen = jnp.where(is_member, other, chosen)
+    return chosen
+
+
+def joint_observations(obs: jax.Array) -> jax.Array:
+    """What all agents see `[..., A, D]`, for each of them: its own first, `[..., A, A * D]`.
+
+    The others follow in their order, so that an agent's view says who it is.
+    """
+    count = obs.shape[-2]
+    # Slices, not indices: which agent is seen from where is known before anything runs.
+    views = [jnp.concatenate([obs[..., k:, :], obs[..., :k, :]], -2) for k in range(count)]
+    return jnp.stack([view.reshape(*view.shape[:-2], -1) for view in views], -2)
+
+
+def agent_keys(keys: jax.Array, count: int) -> jax.Array:
+    """A key for each of `count` agents from each environment's `[N]`: `[N, count]`."""
+    return jax.vmap(lambda key: jax.random.split(key, count))(keys)
