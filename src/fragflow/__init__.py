@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fragflow.api import all_max as all_max
     from fragflow.api import all_mean as all_mean
     from fragflow.api import all_sum as all_sum
+    from fragflow.api import check_settings as check_settings
     from fragflow.api import component as component
     from fragflow.api import kernel as kernel
     from fragflow.environments.wrapped import Wrapper as Wrapper
@@ -56,6 +57,7 @@ _HOMES = {
             "all_max",
             "all_mean",
             "all_sum",
+            "check_settings",
             "component",
             "kernel",
         ),

@@ -356,6 +356,11 @@ def has_started() -> bool:
     return xla_bridge.backends_are_initialized()
 
 
+def num_cpu_devices() -> int:
+    """How many virtual CPU devices JAX was asked for; -1 if it was not."""
+    return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def result_name(eqn: Eqn, position: int) -> str:
     """What the user's code calls a result: the component that makes it, and its field."""
     if eqn.primitive is host_call_p:

@@ -12,6 +12,7 @@ ALGORITHMS: dict[str, str] = {
     "impala": "fragflow.algorithms.impala:IMPALA",
     "recurrent-ppo": "fragflow.algorithms.recurrent_ppo:RecurrentPPO",
     "ippo": "fragflow.algorithms.ippo:IPPO",
+    "mappo": "fragflow.algorithms.mappo:MAPPO",
     "dqn": "fragflow.algorithms.dqn:DQN",
     "sac": "fragflow.algorithms.sac:SAC",
 }

@@ -12,6 +12,7 @@ import fragflow.api as ff
 from fragflow import ops
 from fragflow.errors import ConfigError
 
+ADAM = optax.scale_by_adam(eps=1e-5)
 SMALLEST_SQUARED_RETURN = 1e-2
 """So that the first reward after a long time without any does not look enormous to the critic."""
 
@@ -100,34 +101,29 @@ class IPPO(ff.Algorithm):
     """sizes of the hidden layers of actor and critic"""
 
     def __post_init__(self) -> None:
-        for name in ("rollout_length", "epochs", "minibatches"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("learning_rate", "clip", "max_grad_norm"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("entropy_coef", "value_coef"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("gamma", "gae_lambda", "return_memory"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
+        ff.check_settings(
+            self,
+            at_least_1=("rollout_length", "epochs", "minibatches"),
+            above_0=("learning_rate", "clip", "max_grad_norm"),
+            from_0=("entropy_coef", "value_coef"),
+            from_0_to_1=("gamma", "gae_lambda", "return_memory"),
+            sizes=("hidden",),
+        )
         if self.rollout_length % self.minibatches:
             raise ConfigError(
                 f"minibatches = {self.minibatches} does not divide rollout_length = "
                 f"{self.rollout_length}: a minibatch takes whole time steps"
             )
 
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
-
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is None:
             raise ConfigError("IPPO is for several agents, and here is one: use PPO")
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, env.observation, env.action) for k in keys]
-        networks = {part: tuple(team[part] for team in teams) for part in ("actor", "critic")}
+        networks = ops.per_part(teams)
         params = networks | {"team": ops.by_agent(jnp.arange(len(teams)), env.teams)}
         env_state, timestep = env.reset(env_key)
-        optimiser = tuple(self._optimiser.init(team) for team in _per_team(networks))
+        optimiser = tuple(ADAM.init(team) for team in ops.per_team(networks))
         return State(params, optimiser, jnp.ones(len(env.teams)), env_state, timestep.obs)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
@@ -237,13 +233,13 @@ class IPPO(ff.Algorithm):
     def gradient(
         self, params: Any, batch: Batch, rows: jax.Array, teams: tuple[int, ...]
     ) -> tuple[Any, ff.Metrics]:
-        """Gradients of all teams' losses at the time steps `rows`, over the environments at hand."""
+        """Gradients of all teams' losses at the time steps `rows`, over environments at hand."""
 
         def loss(params: Any, block: jax.Array) -> tuple[jax.Array, ff.Metrics]:
             chosen = jax.tree.map(lambda x: x.at[block].get(mode="promise_in_bounds"), batch)
             parts = [
                 self._loss(team, jax.tree.map(_samples, ops.members(chosen, where, 2)))
-                for team, where in zip(_per_team(params), ops.team_slices(teams), strict=True)
+                for team, where in zip(ops.per_team(params), ops.team_slices(teams), strict=True)
             ]
             # No team's loss depends on another's parameters: the sum keeps them apart.
             info = jax.tree.map(lambda *xs: sum(xs) / len(xs), *(info for _, info in parts))
@@ -259,21 +255,18 @@ class IPPO(ff.Algorithm):
     def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
         """One team's, over samples `[B, ...]`."""
         distribution = self._network.policy(params["actor"], batch.obs)
-        log_ratio = distribution.log_prob(batch.action) - batch.log_prob
-        ratio = jnp.exp(log_ratio)
-        surrogate = ops.clipped_surrogate(ratio, batch.advantage, self.clip)
-        policy_loss = jnp.mean(batch.weight * surrogate)
-        entropy = jnp.mean(batch.weight * distribution.entropy())
-        value = self._network.value(params["critic"], batch.obs)
-        value_loss = jnp.mean(batch.weight * ops.value_loss(value, batch.target))
-        loss = policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy
-        return loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": jnp.mean(batch.weight * (ratio - 1.0 - log_ratio)),
-            "clip_fraction": jnp.mean((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32)),
-        }
+        return ops.ppo_loss(
+            distribution,
+            self._network.value(params["critic"], batch.obs),
+            action=batch.action,
+            log_prob=batch.log_prob,
+            advantage=batch.advantage,
+            target=batch.target,
+            weight=batch.weight,
+            clip=self.clip,
+            value_coef=self.value_coef,
+            entropy_coef=self.entropy_coef,
+        )
 
     @ff.component("learner.update")
     def update(
@@ -281,20 +274,10 @@ class IPPO(ff.Algorithm):
     ) -> tuple[Learner, jax.Array]:
         """One step of Adam for each team, and the mean of their gradients' norms."""
         rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        teams, optimisers, norms = [], [], []
-        for params, grad, optimiser in zip(
-            _per_team(learner.params), _per_team(grads), learner.optimiser, strict=True
-        ):
-            norm = optax.tree.norm(grad)
-            shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(norm, 1e-8))
-            updates, optimiser = self._optimiser.update(
-                jax.tree.map(lambda g, s=shrink: g * s, grad), optimiser
-            )
-            teams.append(jax.tree.map(lambda p, u: p - rate * u, params, updates))
-            optimisers.append(optimiser)
-            norms.append(norm)
-        params = {part: tuple(team[part] for team in teams) for part in ("actor", "critic")}
-        return Learner(params, tuple(optimisers)), jnp.mean(jnp.stack(norms))
+        params, optimiser, norm = ops.descend_teams(
+            ADAM, *learner, grads, rate=rate, max_norm=self.max_grad_norm
+        )
+        return Learner(params, optimiser), norm
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
@@ -310,16 +293,6 @@ class IPPO(ff.Algorithm):
     @property
     def _network(self) -> ops.MLPActorCritic:
         return ops.MLPActorCritic(self.hidden)
-
-    @property
-    def _optimiser(self) -> optax.GradientTransformation:
-        return optax.scale_by_adam(eps=1e-5)
-
-
-def _per_team(params: Any) -> list[Any]:
-    """`{part: one entry per team}` as one `{part: ...}` per team."""
-    parts = list(params)
-    return [dict(zip(parts, team, strict=True)) for team in zip(*params.values(), strict=True)]
 
 
 def _samples(x: jax.Array) -> jax.Array:

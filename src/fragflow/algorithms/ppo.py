@@ -130,24 +130,19 @@ class PPO(ff.Algorithm):
     """your own actor and critic; instead of `hidden`"""
 
     def __post_init__(self) -> None:
-        for name in ("rollout_length", "epochs", "minibatches"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("learning_rate", "clip", "max_grad_norm"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("entropy_coef", "value_coef"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("gamma", "gae_lambda", "return_memory"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
+        ff.check_settings(
+            self,
+            at_least_1=("rollout_length", "epochs", "minibatches"),
+            above_0=("learning_rate", "clip", "max_grad_norm"),
+            from_0=("entropy_coef", "value_coef"),
+            from_0_to_1=("gamma", "gae_lambda", "return_memory"),
+            sizes=("hidden",),
+        )
         if self.rollout_length % self.minibatches:
             raise ConfigError(
                 f"minibatches = {self.minibatches} does not divide rollout_length = "
                 f"{self.rollout_length}: a minibatch takes whole time steps"
             )
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is not None:
@@ -304,16 +299,11 @@ class PPO(ff.Algorithm):
     def update(
         self, learner: Learner, grads: Any, remaining: jax.Array
     ) -> tuple[Learner, jax.Array]:
-        """One step of Adam, and the gradients' norm.
-
-        `grads` are means over all environments already: neither clipping nor Adam is linear.
-        """
-        norm = optax.tree.norm(grads)
-        shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(norm, 1e-8))
-        grads = jax.tree.map(lambda g: g * shrink, grads)
-        updates, optimiser = self._optimiser.update(grads, learner.optimiser)
+        """One step of Adam, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
+        params, optimiser, norm = ops.descend(
+            self._optimiser, *learner, grads, rate=rate, max_norm=self.max_grad_norm
+        )
         return Learner(params, optimiser), norm
 
     def policy(

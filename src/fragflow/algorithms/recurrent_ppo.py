@@ -131,15 +131,14 @@ class RecurrentPPO(ff.Algorithm):
     """sizes of the hidden layers between memory and output"""
 
     def __post_init__(self) -> None:
-        for name in ("rollout_length", "chunk_length", "epochs", "minibatches", "units"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("learning_rate", "clip", "max_grad_norm"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("entropy_coef", "value_coef"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("gamma", "gae_lambda", "return_memory"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
+        ff.check_settings(
+            self,
+            at_least_1=("rollout_length", "chunk_length", "epochs", "minibatches", "units"),
+            above_0=("learning_rate", "clip", "max_grad_norm"),
+            from_0=("entropy_coef", "value_coef"),
+            from_0_to_1=("gamma", "gae_lambda", "return_memory"),
+            sizes=("hidden",),
+        )
         if self.rollout_length % self.chunk_length:
             raise ConfigError(
                 f"chunk_length = {self.chunk_length} does not divide rollout_length = "
@@ -150,10 +149,6 @@ class RecurrentPPO(ff.Algorithm):
                 f"minibatches = {self.minibatches} does not divide the number of chunks, "
                 f"rollout_length / chunk_length = {self._chunks}: a minibatch takes whole chunks"
             )
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is not None:
@@ -285,42 +280,35 @@ class RecurrentPPO(ff.Algorithm):
     def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
         # Time first, then chunks and environments as one batch axis.
         memories = [m.reshape(-1, self.units) for m in (batch.actor_memory, batch.critic_memory)]
-        rollout, advantage, target = jax.tree.map(_time_first, batch[:3])
+        rollout, advantage, target = jax.tree.map(ops.chunks_as_batch, batch[:3])
         actor_memory, critic_memory = (
             self._network.observe_all(params[part], memory, rollout.first, rollout.obs)
             for part, memory in zip(("actor", "critic"), memories, strict=True)
         )
         distribution = self._network.policy(params["actor"], actor_memory)
         value = self._network.value(params["critic"], critic_memory)
-        log_ratio = distribution.log_prob(rollout.action) - rollout.log_prob
-        ratio = jnp.exp(log_ratio)
-        happened = 1.0 if rollout.mask is None else rollout.mask.astype(value.dtype)
-        policy_loss = jnp.mean(happened * ops.clipped_surrogate(ratio, advantage, self.clip))
-        value_loss = jnp.mean(happened * ops.value_loss(value, target))
-        entropy = jnp.mean(happened * distribution.entropy())
-        loss = policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy
-        return loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approx_kl": jnp.mean(happened * (ratio - 1.0 - log_ratio)),
-            "clip_fraction": jnp.mean((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32)),
-        }
+        return ops.ppo_loss(
+            distribution,
+            value,
+            action=rollout.action,
+            log_prob=rollout.log_prob,
+            advantage=advantage,
+            target=target,
+            weight=1.0 if rollout.mask is None else rollout.mask.astype(value.dtype),
+            clip=self.clip,
+            value_coef=self.value_coef,
+            entropy_coef=self.entropy_coef,
+        )
 
     @ff.component("learner.update")
     def update(
         self, learner: Learner, grads: Any, remaining: jax.Array
     ) -> tuple[Learner, jax.Array]:
-        """One step of Adam, and the gradients' norm.
-
-        `grads` are means over all environments already: neither clipping nor Adam is linear.
-        """
-        norm = optax.tree.norm(grads)
-        shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(norm, 1e-8))
-        grads = jax.tree.map(lambda g: g * shrink, grads)
-        updates, optimiser = self._optimiser.update(grads, learner.optimiser)
+        """One step of Adam, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
+        params, optimiser, norm = ops.descend(
+            self._optimiser, *learner, grads, rate=rate, max_norm=self.max_grad_norm
+        )
         return Learner(params, optimiser), norm
 
     def policy(
@@ -342,8 +330,3 @@ class RecurrentPPO(ff.Algorithm):
     @property
     def _optimiser(self) -> optax.GradientTransformation:
         return optax.scale_by_adam(eps=1e-5)
-
-
-def _time_first(x: jax.Array) -> jax.Array:
-    """`[C, L, N, ...]` as `[L, C * N, ...]`."""
-    return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])

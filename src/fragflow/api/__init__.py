@@ -3,6 +3,7 @@
 from fragflow.api.algorithm import Algorithm as Algorithm
 from fragflow.api.algorithm import Clock as Clock
 from fragflow.api.algorithm import Metrics as Metrics
+from fragflow.api.algorithm import check_settings as check_settings
 from fragflow.api.component import component as component
 from fragflow.api.environment import Environment as Environment
 from fragflow.api.environment import Step as Step

@@ -1,11 +1,13 @@
 """What an algorithm is: three functions over explicit state, and its hyperparameters as fields."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
 from fragflow.api.vector import Environments
+from fragflow.errors import ConfigError
 
 Metrics = dict[str, jax.Array]
 
@@ -47,3 +49,27 @@ class Algorithm:
         `memory` is None at the start of an episode, then what the last call returned.
         """
         raise NotImplementedError(f"{type(self).__name__} has no policy(params, obs, memory, key)")
+
+
+def check_settings(
+    algorithm: Any,
+    *,
+    at_least_1: Sequence[str] = (),
+    above_0: Sequence[str] = (),
+    from_0: Sequence[str] = (),
+    from_0_to_1: Sequence[str] = (),
+    sizes: Sequence[str] = (),
+) -> None:
+    """Refuses hyperparameters outside of their ranges; `sizes` are tuples of whole numbers."""
+    rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
+        (at_least_1, lambda x: x >= 1, "at least 1"),
+        (above_0, lambda x: x > 0, "above 0"),
+        (from_0, lambda x: x >= 0, "0 or more"),
+        (from_0_to_1, lambda x: 0 <= x <= 1, "between 0 and 1"),
+        (sizes, lambda x: all(size >= 1 for size in x), "sizes of at least 1"),
+    ]
+    for names, holds, expected in rules:
+        for name in names:
+            value = getattr(algorithm, name)
+            if not holds(value):
+                raise ConfigError(f"{name} = {value}: expected {expected}")

@@ -6,6 +6,8 @@ from fragflow.ops.buffers import empty_ring as empty_ring
 from fragflow.ops.buffers import ring_capacity as ring_capacity
 from fragflow.ops.buffers import sample_uniformly as sample_uniformly
 from fragflow.ops.buffers import take as take
+from fragflow.ops.descend import descend as descend
+from fragflow.ops.descend import descend_teams as descend_teams
 from fragflow.ops.distributions import Categorical as Categorical
 from fragflow.ops.distributions import Distribution as Distribution
 from fragflow.ops.distributions import MultiCategorical as MultiCategorical
@@ -13,6 +15,7 @@ from fragflow.ops.distributions import Normal as Normal
 from fragflow.ops.losses import clipped_surrogate as clipped_surrogate
 from fragflow.ops.losses import clipped_value_loss as clipped_value_loss
 from fragflow.ops.losses import value_loss as value_loss
+from fragflow.ops.minibatches import chunks_as_batch as chunks_as_batch
 from fragflow.ops.minibatches import map_blocks as map_blocks
 from fragflow.ops.minibatches import time_minibatches as time_minibatches
 from fragflow.ops.n_step import Steps as Steps
@@ -26,7 +29,9 @@ from fragflow.ops.networks import MLPActorCritic as MLPActorCritic
 from fragflow.ops.normaliser import Statistics as Statistics
 from fragflow.ops.normaliser import include as include
 from fragflow.ops.normaliser import normalise as normalise
+from fragflow.ops.ppo_loss import ppo_loss as ppo_loss
 from fragflow.ops.recurrent import GRUActorCritic as GRUActorCritic
+from fragflow.ops.recurrent import LastSeen as LastSeen
 from fragflow.ops.recurrent import forget as forget
 from fragflow.ops.replay_priorities import Priorities as Priorities
 from fragflow.ops.replay_priorities import add_priorities as add_priorities
@@ -45,10 +50,13 @@ from fragflow.ops.teams import each_team as each_team
 from fragflow.ops.teams import joint_observations as joint_observations
 from fragflow.ops.teams import members as members
 from fragflow.ops.teams import own_team as own_team
+from fragflow.ops.teams import per_part as per_part
+from fragflow.ops.teams import per_team as per_team
 from fragflow.ops.teams import team_slices as team_slices
 from fragflow.ops.value_networks import MLPQNetwork as MLPQNetwork
 from fragflow.ops.value_networks import MLPSoftNetwork as MLPSoftNetwork
 from fragflow.ops.value_networks import QNetwork as QNetwork
 from fragflow.ops.value_networks import SoftNetwork as SoftNetwork
+from fragflow.ops.value_scale import ValueScale as ValueScale
 from fragflow.ops.vtrace import VTrace as VTrace
 from fragflow.ops.vtrace import vtrace as vtrace

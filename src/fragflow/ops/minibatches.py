@@ -26,6 +26,11 @@ def time_minibatches(key: jax.Array, length: int, epochs: int, minibatches: int)
     return orders.reshape(epochs * minibatches, length // minibatches)
 
 
+def chunks_as_batch(x: jax.Array) -> jax.Array:
+    """Chunks of time `[C, L, N, ...]` as sequences of one batch, `[L, C * N, ...]`."""
+    return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
+
+
 def map_blocks(function: Callable[[Tree], Result], rows: Tree, num_envs: int) -> Result:
     """`function` of one block of rows after the other, its results stacked.
 

@@ -23,14 +23,21 @@ class GRUActorCritic:
     units: int = 64
     hidden: tuple[int, ...] = (64,)
 
-    def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
-        """Parameters, under `actor` and `critic`."""
+    def init(
+        self, key: jax.Array, observation: Space, action: Space, critic_sees: Space | None = None
+    ) -> Params:
+        """Parameters, under `actor` and `critic`; the critic may see more than the actor."""
         readers_key, *keys = jax.random.split(key, 3)
         readers = self._readers.init(readers_key, Box(shape=(self.units,)), action)
+        seen = (observation, critic_sees or observation)
         return {
-            part: {"gru": init_gru(part_key, observation, self.units), "reader": readers[part]}
-            for part, part_key in zip(("actor", "critic"), keys, strict=True)
+            part: {"gru": init_gru(part_key, space, self.units), "reader": readers[part]}
+            for part, part_key, space in zip(("actor", "critic"), keys, seen, strict=True)
         }
+
+    def memory_size(self, _: Space) -> int:
+        """How many numbers are remembered."""
+        return self.units
 
     def observe(self, part: Params, memory: jax.Array, obs: jax.Array) -> jax.Array:
         """The memory of the actor or the critic after `obs`; any number of batch axes."""
@@ -64,6 +71,45 @@ class GRUActorCritic:
     @property
     def _readers(self) -> MLPActorCritic:
         return MLPActorCritic(self.hidden)
+
+
+@dataclass(frozen=True)
+class LastSeen:
+    """Actor and critic that remember nothing: their memory is what they see now.
+
+    So that an algorithm for networks with memory has feed-forward networks too.
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
+
+    def init(
+        self, key: jax.Array, observation: Space, action: Space, critic_sees: Space | None = None
+    ) -> Params:
+        actor_key, critic_key = jax.random.split(key)
+        network = MLPActorCritic(self.hidden)
+        return {
+            "actor": network.init(actor_key, observation, action)["actor"],
+            "critic": network.init(critic_key, critic_sees or observation, action)["critic"],
+        }
+
+    def memory_size(self, space: Space) -> int:
+        return math.prod(space.shape)
+
+    def observe(self, part: Params, memory: jax.Array, obs: jax.Array) -> jax.Array:
+        del part
+        return obs.reshape(memory.shape).astype(memory.dtype)
+
+    def observe_all(
+        self, part: Params, memory: jax.Array, first: jax.Array, obs: jax.Array
+    ) -> jax.Array:
+        del part, first
+        return obs.reshape(obs.shape[0], *memory.shape).astype(memory.dtype)
+
+    def policy(self, actor: Params, memory: jax.Array) -> Distribution:
+        return MLPActorCritic(self.hidden).policy(actor, memory)
+
+    def value(self, critic: Params, memory: jax.Array) -> jax.Array:
+        return MLPActorCritic(self.hidden).value(critic, memory)
 
 
 def forget(memory: jax.Array, first: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """Agents in teams: one axis of agents, in the order of teams."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,17 @@ def each_team(
     if len(results) == 1:
         return results[0]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis), *results)
+
+
+def per_team(parts: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """`{part: one entry per team}` as one `{part: entry}` per team."""
+    names = list(parts)
+    return [dict(zip(names, team, strict=True)) for team in zip(*parts.values(), strict=True)]
+
+
+def per_part(teams: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """The reverse of `per_team`."""
+    return {name: tuple(team[name] for team in teams) for name in teams[0]}
 
 
 def by_agent(per_team: jax.Array, teams: Sequence[int]) -> jax.Array:

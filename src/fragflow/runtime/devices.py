@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from fragflow._jax import has_started
+from fragflow._jax import has_started, num_cpu_devices
 from fragflow.errors import ConfigError
 from fragflow.policies.policy import Deployment, Place, Policy
 
@@ -45,7 +45,7 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
         if needed <= MOST_VIRTUAL:
             # A collective needs a thread per device at once: with few cores it would deadlock.
             os.environ.setdefault("NPROC", "16")
-            jax.config.update("jax_num_cpu_devices", max(needed, jax.config.jax_num_cpu_devices))
+            jax.config.update("jax_num_cpu_devices", max(needed, num_cpu_devices()))
         if len(jax.devices()) < needed:
             most = len(jax.devices()) if needed <= MOST_VIRTUAL else f"at most {MOST_VIRTUAL}"
             raise ConfigError(

@@ -1,0 +1,371 @@
+"""Multi-agent PPO: actors that see what their agent sees, critics that see what all see."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+import fragflow.api as ff
+from fragflow import ops
+from fragflow.errors import ConfigError
+
+ADAM = optax.scale_by_adam(eps=1e-5)
+
+
+class Learner(NamedTuple):
+    """What the optimisers change."""
+
+    params: Any
+    optimiser: Any
+
+
+class State(NamedTuple):
+    """Everything that goes from one iteration to the next."""
+
+    params: Any
+    """`actor` and `critic`, each a tuple with one entry per team; `team` of each agent, `[A]`"""
+    optimiser: Any
+    scale: ops.ValueScale
+    """of returns, per team"""
+    env_state: ff.EnvState
+    obs: jax.Array
+    first: jax.Array
+    """`[N]`: whether `obs` are the first of an episode, so that memory of earlier ones is void"""
+    actor_memory: jax.Array
+    """`[N, A, units]`, before `obs`"""
+    critic_memory: jax.Array
+
+
+class Rollout(NamedTuple):
+    """What happened, `[C, L, N, A, ...]`: chunks of time, their steps, environments, agents."""
+
+    obs: jax.Array
+    first: jax.Array
+    """`[C, L, N]`"""
+    action: jax.Array
+    log_prob: jax.Array
+    next_obs: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    mask: jax.Array | None
+    """False for agents that had ended before"""
+
+
+class Batch(NamedTuple):
+    """What the gradient is computed from, `[C, L, N, A, ...]`."""
+
+    obs: jax.Array
+    joint: jax.Array
+    """what all agents see"""
+    first: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    """as the critic counts"""
+    weight: jax.Array
+    """0 for agents that had ended before, else 1"""
+
+
+class Memories(NamedTuple):
+    """What is remembered before each chunk, `[C, N, A, units]`."""
+
+    actor: jax.Array
+    critic: jax.Array
+
+
+@dataclass(frozen=True)
+class MAPPO(ff.Algorithm):
+    """PPO for several agents with a centralised critic (Yu et al. 2022).
+
+    The agents of a team share an actor and a critic. An actor sees what its agent sees. A critic
+    sees what all agents see, its own agent's view first; it is needed for learning only. It counts
+    in standard deviations of recent returns. With `units`, actors and critics each have a memory, a
+    GRU: gradients flow through time within chunks, from the memory that was stored at their start.
+    """
+
+    default_num_envs: ClassVar[int] = 16
+
+    learning_rate: float = 1e-3
+    """step size of Adam at the start"""
+    anneal: bool = True
+    """lower the learning rate linearly, to zero at the end of training"""
+    rollout_length: int = 128
+    """steps in every environment per iteration"""
+    chunk_length: int = 16
+    """steps that stay together in a minibatch; must divide the rollout length"""
+    epochs: int = 4
+    """passes over the collected steps per iteration"""
+    minibatches: int = 4
+    """gradient steps per pass; must divide the number of chunks"""
+    gamma: float = 0.99
+    """discount per step"""
+    gae_lambda: float = 0.95
+    """between trusting the value function (0) and trusting sampled returns (1)"""
+    clip: float = 0.2
+    """how far the probability of an action may move from the old policy's before it stops paying"""
+    entropy_coef: float = 0.01
+    """weight of the entropy, which keeps the policy exploring"""
+    value_coef: float = 0.5
+    """weight of the value function's loss"""
+    return_memory: float = 0.95
+    """per iteration, how much the running statistics of returns keep"""
+    max_grad_norm: float = 0.5
+    """gradients with a larger global norm are scaled down to it, team by team"""
+    units: int = 0
+    """numbers that actor and critic each remember; 0 for networks without memory"""
+    hidden: tuple[int, ...] = (64, 64)
+    """sizes of the hidden layers, which follow the memory if there is one"""
+
+    def __post_init__(self) -> None:
+        ff.check_settings(
+            self,
+            at_least_1=("rollout_length", "chunk_length", "epochs", "minibatches"),
+            above_0=("learning_rate", "clip", "max_grad_norm"),
+            from_0=("entropy_coef", "value_coef", "units"),
+            from_0_to_1=("gamma", "gae_lambda", "return_memory"),
+            sizes=("hidden",),
+        )
+        if self.rollout_length % self.chunk_length or self._chunks % self.minibatches:
+            raise ConfigError(
+                f"rollout_length = {self.rollout_length} must be made of whole chunks of "
+                f"chunk_length = {self.chunk_length}, and these of minibatches = {self.minibatches}"
+            )
+
+    def init(self, env: ff.Environments, key: jax.Array) -> State:
+        space = env.observation
+        if env.num_agents is None:
+            raise ConfigError("MAPPO is for several agents, and here is one: use PPO")
+        if not isinstance(space, ff.Box) or len(space.shape) != 1:
+            raise ConfigError(f"MAPPO's critic joins vectors, but agents see {space}")
+        joint = ff.Box(shape=(env.num_agents * space.size,))
+        env_key, *keys = jax.random.split(key, 1 + len(env.teams))
+        teams = [self._network.init(k, space, env.action, joint) for k in keys]
+        networks = ops.per_part(teams)
+        params = networks | {"team": ops.by_agent(jnp.arange(len(teams)), env.teams)}
+        env_state, t = env.reset(env_key)
+        # Made from a row per environment, so that they have the environment axis.
+        nothing = jnp.zeros_like(t.reward)[..., None]
+        memories = [
+            jnp.repeat(nothing, self._network.memory_size(seen), -1) for seen in (space, joint)
+        ]
+        optimiser = tuple(ADAM.init(team) for team in ops.per_team(networks))
+        scale = ops.ValueScale.of_nothing((len(teams),))
+        return State(params, optimiser, scale, env_state, t.obs, ~t.done[:, 0], *memories)
+
+    def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
+        act_key, shuffle_key = jax.random.split(clock.key)
+        teams = env.teams
+        networks = {part: state.params[part] for part in ("actor", "critic")}
+
+        def interact(carry: Any, keys: jax.Array) -> tuple[Any, Rollout]:
+            env_state, obs, first, memory = carry
+            memory, action, bounded, log_prob = self.act(
+                networks["actor"], memory, first, obs, keys, teams, env.action
+            )
+            env_state, t = env.step(env_state, bounded)
+            ends = (t.terminated, t.truncated, t.mask)
+            happened = Rollout(obs, first, action, log_prob, t.next_obs, t.reward, *ends)
+            return (env_state, t.obs, jnp.all(t.done, 1), memory), happened
+
+        def chunk(carry: Any, keys: jax.Array) -> tuple[Any, tuple[jax.Array, Rollout]]:
+            memory = carry[-1]
+            carry, rollout = lax.scan(interact, carry, keys)
+            return carry, (memory, rollout)
+
+        start = (state.env_state, state.obs, state.first, state.actor_memory)
+        keys = env.keys(act_key, self._chunks, self.chunk_length)
+        (env_state, obs, first, memory), (actor_memory, rollout) = lax.scan(chunk, start, keys)
+        values, critic_memory = self.values(networks["critic"], state.critic_memory, rollout, teams)
+        batch, seen = self.advantages(rollout, values, state.scale, teams)
+        before = Memories(actor_memory, critic_memory[:-1])
+
+        def minibatch(learner: Learner, chunks: jax.Array) -> tuple[Learner, Any]:
+            grads, info = self.gradient(learner.params, batch, before, chunks, teams)
+            learner, norm = self.update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+            return learner, (info, norm)
+
+        chunks = ops.time_minibatches(shuffle_key, self._chunks, self.epochs, self.minibatches)
+        learner, (info, norm) = lax.scan(minibatch, Learner(networks, state.optimiser), chunks)
+        metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
+        scale = self.track(state.scale, seen, clock.iteration)
+        params = learner.params | {"team": state.params["team"]}
+        memories = (memory, critic_memory[-1])
+        return State(params, learner.optimiser, scale, env_state, obs, first, *memories), metrics
+
+    @ff.component("actor")
+    def act(
+        self,
+        actors: Any,
+        memory: jax.Array,
+        first: jax.Array,
+        obs: jax.Array,
+        keys: jax.Array,
+        teams: tuple[int, ...],
+        space: ff.Space,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Memory, an action per agent `[N, A]`, the same within bounds, its log-probability."""
+
+        def of_team(actor: Any, memory: jax.Array, obs: jax.Array, keys: jax.Array) -> Any:
+            memory = self._network.observe(actor, memory, obs)
+            distribution = self._network.policy(actor, memory)
+            action = distribution.sample(keys)
+            return memory, action, distribution.log_prob(action)
+
+        memory = ops.forget(memory, first[:, None])
+        per_agent = ops.agent_keys(keys, sum(teams))
+        memory, action, log_prob = ops.each_team(of_team, teams, 1, actors, memory, obs, per_agent)
+        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
+        return memory, action, bounded, log_prob
+
+    @ff.component("learner.value")
+    def values(
+        self, critics: Any, memory: jax.Array, rollout: Rollout, teams: tuple[int, ...]
+    ) -> tuple[Any, jax.Array]:
+        """What critics say before and after each step, and remember before and after chunks."""
+
+        def of_team(critic: Any, memory: jax.Array, first: Any, now: Any, later: Any) -> Any:
+            memories = self._network.observe_all(critic, memory[0], first, now)
+            # The true successor, seen with the memory of this episode, also where it ends here.
+            beyond = self._network.observe(critic, memories, later)
+            values = [self._network.value(critic, m) for m in (memories, beyond)]
+            return memories[-1:], values
+
+        def of_chunk(memory: jax.Array, chunk: Rollout) -> tuple[jax.Array, Any]:
+            first = jnp.broadcast_to(chunk.first[..., None], chunk.reward.shape)
+            joint = [ops.joint_observations(obs) for obs in (chunk.obs, chunk.next_obs)]
+            last, values = ops.each_team(of_team, teams, 2, critics, memory[None], first, *joint)
+            return last[0], (values, memory)
+
+        last, (values, before) = lax.scan(of_chunk, memory, rollout)
+        return values, jnp.concatenate([before, last[None]])
+
+    @ff.component("learner.advantages")
+    def advantages(
+        self, rollout: Rollout, values: Any, scale: ops.ValueScale, teams: tuple[int, ...]
+    ) -> tuple[Batch, ops.ValueScale]:
+        """What is learnt from, and the returns' statistics."""
+
+        def in_time(x: jax.Array) -> jax.Array:
+            return x.reshape(self.rollout_length, *x.shape[2:])
+
+        scales = ops.ValueScale(*(ops.by_agent(x, teams) for x in scale))
+        now, later = (scales.restored(value) for value in values)
+        terminated, truncated = in_time(rollout.terminated), in_time(rollout.truncated)
+        advantage = ops.gae(
+            reward=in_time(rollout.reward),
+            value=in_time(now),
+            next_value=in_time(later),
+            terminated=terminated,
+            done=terminated | truncated,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        ).reshape(now.shape)
+        target = advantage + now
+        parts = [(advantage[..., team], target[..., team]) for team in ops.team_slices(teams)]
+        moments = [ff.all_mean((jnp.mean(t), jnp.mean(jnp.square(t)))) for _, t in parts]
+        batch = Batch(
+            rollout.obs,
+            ops.joint_observations(rollout.obs),
+            jnp.broadcast_to(rollout.first[..., None], now.shape),
+            rollout.action,
+            rollout.log_prob,
+            jnp.concatenate([ops.standardise(a) for a, _ in parts], -1),
+            scales.normalised(target),
+            jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype),
+        )
+        return batch, ops.ValueScale(*(jnp.stack(m) for m in zip(*moments, strict=True)))
+
+    @ff.component("learner.track")
+    def track(
+        self, scale: ops.ValueScale, seen: ops.ValueScale, iteration: jax.Array
+    ) -> ops.ValueScale:
+        """The running averages, which at first are the plain means of all iterations so far."""
+        return scale.moved(seen, jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory))
+
+    @ff.component("learner.gradient")
+    def gradient(
+        self,
+        params: Any,
+        batch: Batch,
+        memories: Memories,
+        chunks: jax.Array,
+        teams: tuple[int, ...],
+    ) -> tuple[Any, ff.Metrics]:
+        """Gradients of all teams' losses at some chunks of time, over the environments at hand."""
+        chosen = jax.tree.map(
+            lambda x: x.at[chunks].get(mode="promise_in_bounds"), (batch, memories)
+        )
+        batch = jax.tree.map(ops.chunks_as_batch, chosen[0])
+        memories = jax.tree.map(lambda m: m.reshape(-1, *m.shape[2:]), chosen[1])
+
+        def loss(params: Any) -> tuple[jax.Array, ff.Metrics]:
+            parts = [
+                self._loss(team, ops.members(batch, where, 2), ops.members(memories, where, 1))
+                for team, where in zip(ops.per_team(params), ops.team_slices(teams), strict=True)
+            ]
+            # No team's loss depends on another's parameters: the sum keeps them apart.
+            info = jax.tree.map(lambda *xs: sum(xs) / len(xs), *(info for _, info in parts))
+            return jnp.sum(jnp.stack([loss for loss, _ in parts])), info
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    def _loss(self, params: Any, batch: Batch, memories: Memories) -> tuple[jax.Array, ff.Metrics]:
+        """One team's, over `[L, B, agents, ...]`."""
+        actor, critic, network = params["actor"], params["critic"], self._network
+        seen = network.observe_all(actor, memories.actor, batch.first, batch.obs)
+        all_seen = network.observe_all(critic, memories.critic, batch.first, batch.joint)
+        return ops.ppo_loss(
+            network.policy(actor, seen),
+            network.value(critic, all_seen),
+            action=batch.action,
+            log_prob=batch.log_prob,
+            advantage=batch.advantage,
+            target=batch.target,
+            weight=batch.weight,
+            clip=self.clip,
+            value_coef=self.value_coef,
+            entropy_coef=self.entropy_coef,
+        )
+
+    @ff.component("learner.update")
+    def update(
+        self, learner: Learner, grads: Any, remaining: jax.Array
+    ) -> tuple[Learner, jax.Array]:
+        """One step of Adam for each team, and the mean of their gradients' norms."""
+        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
+        params, optimiser, norm = ops.descend_teams(
+            ADAM, *learner, grads, rate=rate, max_norm=self.max_grad_norm
+        )
+        return Learner(params, optimiser), norm
+
+    def policy(
+        self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
+    ) -> tuple[jax.Array, Any]:
+        keys = jax.random.split(key, obs.shape[0])
+        if memory is None:
+            space = ff.Box(shape=obs.shape[1:])
+            memory = jnp.zeros((obs.shape[0], self._network.memory_size(space)))
+
+        def as_team(actor: Any) -> tuple[jax.Array, jax.Array]:
+            updated = self._network.observe(actor, memory, obs)
+            distribution = self._network.policy(actor, updated)
+            return distribution.sample(keys) if explore else distribution.mode(), updated
+
+        each = [as_team(actor) for actor in params["actor"]]
+        action, memory = (ops.own_team(params["team"], list(x)) for x in zip(*each, strict=True))
+        return action, memory
+
+    @property
+    def _chunks(self) -> int:
+        return self.rollout_length // self.chunk_length
+
+    @property
+    def _network(self) -> ops.GRUActorCritic | ops.LastSeen:
+        return (
+            ops.GRUActorCritic(self.units, self.hidden) if self.units else ops.LastSeen(self.hidden)
+        )
