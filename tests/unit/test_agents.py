@@ -12,7 +12,7 @@ from jax import lax
 import fragflow as ff
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment, pettingzoo
-from fragflow.environments.agents import same_space
+from fragflow.environments.agents import Agents, agents_of, same_space
 from fragflow.environments.stepping import Failed
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
@@ -113,7 +113,8 @@ class Mortal:
 
 
 def batch_of(env: Mortal) -> pettingzoo.PettingzooBatch:
-    kind = pettingzoo.PettingzooEnvironment("mortal", (), 3, ff.Box(shape=(2,)), ff.Discrete(n=2))
+    agents = Agents((3,), ff.Box(shape=(2,)), ff.Discrete(n=2))
+    kind = pettingzoo.PettingzooEnvironment("mortal", (), agents)
     return pettingzoo.PettingzooBatch([env], kind)
 
 
@@ -144,7 +145,34 @@ def test_bad_agents_are_named():
         same_space("game", "actions", spaces)
     with pytest.raises(ConfigError, match="game has no agents"):
         same_space("game", "actions", {})
-    with pytest.raises(ConfigError, match="agents of simple_tag_v3 have different observations"):
-        make_environment("pettingzoo:simple_tag_v3")
+    sees = {"a_0": ff.Box(shape=(2,)), "a_1": ff.Box(shape=(3,))}
+    acts = dict.fromkeys(sees, ff.Discrete(n=2))
+    with pytest.raises(ConfigError, match="agents of one team of game have different observations"):
+        agents_of("game", sees, acts)
+    with pytest.raises(ConfigError, match="different actions"):
+        make_environment("pettingzoo:simple_speaker_listener_v4")
     with pytest.raises(ConfigError, match=r"no PettingZoo environment 'nope_v0'.*\[pettingzoo\]"):
         make_environment("pettingzoo:nope_v0")
+
+
+@pytest.mark.parametrize("name", ["jaxmarl:MPE_simple_tag_v3", "pettingzoo:simple_tag_v3"])
+def test_teams_may_see_vectors_of_different_sizes(name):
+    environment = make_environment(name)
+    assert environment.teams == (3, 1)
+    assert environment.observation.shape == (16,)
+
+
+def test_teams_are_told_by_the_names_of_agents():
+    box = ff.Box(shape=(2,), low=1.0, high=2.0)
+    wide = ff.Box(shape=(3,), low=1.0, high=3.0)
+    sees = {"wolf_0": box, "wolf_1": box, "sheep_0": wide}
+    found = agents_of("game", sees, dict.fromkeys(sees, ff.Discrete(n=2)))
+    assert found.teams == (2, 1)
+    assert found.observation == ff.Box(shape=(3,), low=0.0, high=3.0)
+    np.testing.assert_array_equal(found.padded(np.ones(2)), [1.0, 1.0, 0.0])
+    mixed = {"wolf_0": box, "sheep_0": box, "wolf_1": box}
+    assert agents_of("game", mixed, dict.fromkeys(mixed, ff.Discrete(n=2))).teams == (3,)
+    images = {"wolf_0": box, "sheep_0": ff.Box(shape=(2, 2))}
+    acts = dict.fromkeys(images, ff.Discrete(n=2))
+    with pytest.raises(ConfigError, match=r"teams of game have different observations .*wolf"):
+        agents_of("game", images, acts)

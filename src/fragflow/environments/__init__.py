@@ -15,9 +15,10 @@ ADAPTERS: dict[str, str] = {
     "brax": "fragflow.environments.brax",
     "jaxmarl": "fragflow.environments.jaxmarl",
     "pettingzoo": "fragflow.environments.pettingzoo",
+    "fragflow": "fragflow.environments.tag",
 }
 """Where to find each library's adapter."""
-BARE = ("gymnax", "gymnasium")
+BARE = ("gymnax", "gymnasium", "fragflow")
 """where a name without a library is looked for, in this order"""
 ON_HOST = frozenset({"gymnasium", "envpool", "pettingzoo"})
 """libraries whose environments are no JAX programs"""

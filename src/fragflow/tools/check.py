@@ -1,5 +1,6 @@
 """`fragflow check ENV`: whether an environment keeps its contract, found by playing it."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow.api import Discrete, HostEnvironment, MultiDiscrete, Space
+from fragflow.api.environment import num_agents_of
 from fragflow.api.host import HostStep
 from fragflow.api.vector import Environments
 from fragflow.errors import EnvironmentFault
@@ -107,16 +109,27 @@ class Checker:
             first = player.reset(seeds)
             answers = []
             for _ in range(steps):
-                action = sample(self.environment.action, rng, NUM_ENVS)
+                action = self._sample(rng)
                 answers.append(player.step(action if rows is None else action[list(rows)]))
             return first, answers
         finally:
             player.close()
 
+    def _sample(self, rng: np.random.Generator) -> np.ndarray:
+        """Random actions for every environment, and every agent in it."""
+        rows = (NUM_ENVS, *self._agents)
+        actions = sample(self.environment.action, rng, math.prod(rows))
+        return actions.reshape(*rows, *actions.shape[1:])
+
+    @property
+    def _agents(self) -> tuple[int, ...]:
+        count = num_agents_of(self.environment)
+        return () if count is None else (count,)
+
     def _types(self) -> Iterator[str]:
         space = self.environment.observation
         first, answers = self._play(range(NUM_ENVS), min(self.steps, 10))
-        expected = (NUM_ENVS, *space.shape)
+        expected = (NUM_ENVS, *self._agents, *space.shape)
         for what, obs in [
             ("reset", first),
             *((f"step {t + 1}", a.obs) for t, a in enumerate(answers)),
@@ -152,6 +165,7 @@ class Checker:
             if both.any():
                 yield f"FAIL step {t + 1} is both terminated and truncated"
             done = answer.terminated | answer.truncated
+            done = done.reshape(NUM_ENVS, -1).all(1)
             ends += int(done.sum())
             if answer.mask is None:
                 pairs = list(zip(answer.obs, answer.next_obs, strict=True))

@@ -1,0 +1,40 @@
+"""Distribution does not change learning: IPPO and MAPPO under every policy."""
+
+import pytest
+
+from equivalence.common import ONE_LEARNER, REPLICATED, digest, relative_error, train
+from fragflow.algorithms.ippo import IPPO
+from fragflow.algorithms.mappo import MAPPO
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # libraries of others warn of themselves
+
+SPREAD, TAG = "jaxmarl:MPE_simple_spread_v3", "jaxmarl:MPE_simple_tag_v3"
+RECURRENT = MAPPO(rollout_length=8, chunk_length=4, epochs=1, minibatches=2, units=16, hidden=(32,))
+CASES = {
+    "ippo": (IPPO(rollout_length=8, epochs=2, minibatches=2), TAG),
+    "mappo": (RECURRENT, SPREAD),
+}
+SAME_BITS = [
+    *((policy, workers) for policy in ONE_LEARNER for workers in (2, 4)),
+    *((policy, 1) for policy in (*ONE_LEARNER, "multi-learner", "central")),
+]
+
+
+@pytest.mark.parametrize(("policy", "workers"), SAME_BITS)
+@pytest.mark.parametrize("case", CASES)
+def test_replicated_actors_and_environments_give_the_same_bits(case, policy, workers):
+    fused = train(*CASES[case], "gpu-only", 1, num_envs=64, iterations=2)
+    cut = train(*CASES[case], policy, workers, num_envs=64, iterations=2)
+    assert cut.messages > 0
+    assert cut.start.equality == "bitwise"
+    assert digest(cut.state) == digest(fused.state)
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("policy", REPLICATED)
+@pytest.mark.parametrize("case", CASES)
+def test_replicated_learners_agree_to_rounding(case, policy, workers):
+    fused = train(*CASES[case], "gpu-only", 1, num_envs=24, iterations=3)
+    cut = train(*CASES[case], policy, workers, num_envs=24, iterations=3)
+    assert cut.start.equality.startswith("rounding")
+    assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-4

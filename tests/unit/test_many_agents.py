@@ -1,0 +1,168 @@
+"""IPPO and MAPPO: teams, masks, memory, value normalisation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fragflow.api as ff
+from fragflow import ops
+from fragflow.algorithms import ippo, mappo
+from fragflow.algorithms.ippo import IPPO
+from fragflow.algorithms.mappo import MAPPO
+from fragflow.environments import make_environment
+from fragflow.errors import ConfigError
+from fragflow.policies import named_policy
+from fragflow.run import Experiment, run
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # libraries of others warn of themselves
+
+SMALL: dict[str, Any] = {"rollout_length": 16, "epochs": 2, "minibatches": 2, "hidden": (16,)}
+ALGORITHMS: dict[str, ff.Algorithm] = {
+    "ippo": IPPO(**SMALL),
+    "mappo": MAPPO(**SMALL, chunk_length=8),
+    "mappo with memory": MAPPO(**SMALL, chunk_length=8, units=8),
+}
+
+
+def train(algorithm: ff.Algorithm, env: Any, iterations: int = 2, **settings: Any) -> Any:
+    environment = make_environment(env) if isinstance(env, str) else env
+    experiment = Experiment(
+        algorithm=algorithm, environment=environment, num_envs=4, total_steps=iterations * 64
+    )
+    return run(experiment, named_policy(settings.pop("policy", "gpu-only")), **settings)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("env", ["jaxmarl:MPE_simple_tag_v3", "pettingzoo:simple_tag_v3"])
+def test_every_team_has_networks_of_its_own(name: str, env: str) -> None:
+    policy = "gpu-only" if env.startswith("jaxmarl") else "single-learner-coarse"
+    state = train(ALGORITHMS[name], env, policy=policy).state
+    assert len(state.params["actor"]) == len(state.params["critic"]) == 2
+    np.testing.assert_array_equal(state.params["team"], [0, 0, 0, 1])
+    taggers, runners = (jax.tree.leaves(actor) for actor in state.params["actor"])
+    assert not np.array_equal(taggers[0], runners[0])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_acts_for_every_agent_by_its_own_team(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    params = train(algorithm, "jaxmarl:MPE_simple_tag_v3").state.params
+    obs = jax.random.normal(jax.random.key(0), (4, 16))
+    key = jax.random.key(1)
+    action, memory = algorithm.policy(params, obs, None, key)
+    assert action.shape == (4,)
+    swapped = params | {"actor": params["actor"][::-1]}
+    other, _ = algorithm.policy(swapped | {"team": 1 - params["team"]}, obs, None, key)
+    np.testing.assert_array_equal(action, other)
+    again, _ = algorithm.policy(params, obs, memory, key, explore=True)
+    assert again.shape == (4,)
+
+
+class Cornered:
+    """Two agents; the second ends at the third step, all end at the sixth. Who does 1 gets 1."""
+
+    name = "Cornered"
+    num_agents = 2
+    observation = ff.Box(shape=(2,))
+    action = ff.Discrete(n=2)
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.int32(0), self.see(jnp.int32(0))
+
+    def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> ff.Step:
+        alive = jnp.array([True, state < 3])
+        reward = jnp.where(alive & (action == 1), 1.0, 0.0)
+        state = state + 1
+        terminated = jnp.array([state >= 6, state >= 3])
+        return ff.Step(state, self.see(state), reward, terminated, jnp.zeros(2, bool), mask=alive)
+
+    def see(self, state: jax.Array) -> jax.Array:
+        return jnp.eye(2) * (1.0 + 0.1 * state)
+
+
+def random_batch(kind: Any, shape: tuple[int, ...], rows: Any, sizes: dict[str, int]) -> Any:
+    """A batch of noise, in which one agent of one environment is dead all the time."""
+    rng = np.random.default_rng(0)
+    fields = {name: rng.normal(size=shape).astype(np.float32) for name in kind._fields}
+    for name, size in sizes.items():
+        fields[name] = rng.normal(size=(*shape, size)).astype(np.float32)
+    fields["action"] = rng.integers(0, 5, shape).astype(np.int32)
+    fields["weight"] = np.ones(shape, np.float32)
+    fields["weight"][(..., *rows)] = 0.0
+    if "first" in fields:
+        fields["first"] = np.zeros(shape, bool)
+    return kind(**fields)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_agents_that_have_ended_are_not_learnt_from(name: str) -> None:
+    algorithm: Any = ALGORITHMS[name]
+    params = train(algorithm, "jaxmarl:MPE_simple_tag_v3").state.params
+    networks = {part: params[part] for part in ("actor", "critic")}
+    dead, alive = (2, 1), (2, 0)  # environment, agent
+    if isinstance(algorithm, IPPO):
+        batch = random_batch(ippo.Batch, (16, 4, 4), dead, {"obs": 16})
+        more: tuple[Any, ...] = (jnp.arange(16), (3, 1))
+    else:
+        batch = random_batch(mappo.Batch, (2, 8, 4, 4), dead, {"obs": 16, "joint": 64})
+        units = (algorithm.units, algorithm.units) if algorithm.units else (16, 64)
+        memories = mappo.Memories(*(jnp.zeros((2, 4, 4, size)) for size in units))
+        more = (memories, jnp.arange(2), (3, 1))
+    before, _ = algorithm.gradient(networks, batch, *more)
+
+    def gradient_with(row: tuple[int, int]) -> Any:
+        changed = {k: np.array(getattr(batch, k)) for k in ("action", "advantage", "target")}
+        for value in changed.values():
+            value[(..., *row)] = 1
+        return algorithm.gradient(networks, batch._replace(**changed), *more)[0]
+
+    jax.tree.map(np.testing.assert_array_equal, gradient_with(dead), before)
+    assert not np.array_equal(
+        jax.tree.leaves(gradient_with(alive)["actor"])[0], jax.tree.leaves(before["actor"])[0]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_both_agents_learn_what_pays(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    params = train(algorithm, Cornered(), iterations=150).state.params
+    obs = Cornered().see(jnp.int32(1))
+    action, _ = algorithm.policy(params, obs, None, jax.random.key(0))
+    np.testing.assert_array_equal(action, [1, 1])
+
+
+@pytest.mark.parametrize("algorithm", [IPPO(**SMALL), MAPPO(**SMALL, chunk_length=8)])
+def test_one_agent_is_for_ppo(algorithm: ff.Algorithm) -> None:
+    with pytest.raises(ConfigError, match="use PPO"):
+        train(algorithm, "CartPole-v1")
+
+
+def test_settings_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="whole chunks"):
+        MAPPO(rollout_length=16, chunk_length=5)
+    with pytest.raises(ConfigError, match="units = -1: expected 0 or more"):
+        MAPPO(units=-1)
+    with pytest.raises(ConfigError, match="does not divide rollout_length"):
+        IPPO(rollout_length=10, minibatches=4)
+
+
+def test_a_joint_observation_starts_with_ones_own() -> None:
+    obs = jnp.arange(2 * 3 * 2, dtype=jnp.float32).reshape(2, 3, 2)
+    joint = ops.joint_observations(obs)
+    assert joint.shape == (2, 3, 6)
+    np.testing.assert_array_equal(joint[0, 0], [0, 1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(joint[0, 1], [2, 3, 4, 5, 0, 1])
+    np.testing.assert_array_equal(joint[1, 2], [10, 11, 6, 7, 8, 9])
+
+
+def test_a_value_scale_counts_in_standard_deviations() -> None:
+    returns = np.random.default_rng(0).normal(-40.0, 7.0, 10_000)
+    seen = ops.ValueScale(jnp.float32(returns.mean()), jnp.float32((returns**2).mean()))
+    scale = ops.ValueScale.of_nothing().moved(seen, jnp.float32(1.0))
+    normal = scale.normalised(jnp.asarray(returns))
+    np.testing.assert_allclose([np.mean(normal), np.std(normal)], [0.0, 1.0], atol=1e-3)
+    np.testing.assert_allclose(scale.restored(normal), returns, rtol=1e-4)
