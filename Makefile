@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 SOURCES := src tests scripts $(wildcard examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check check-fast format lock hooks clean
+.PHONY: help setup demo test test-all check check-fast format lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ demo: $(BASE) ## train PPO on CartPole-v1
 
 test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+test-all: $(STAMP) ## run the slow tests too: hours on two cores
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m ""
 
 check: check-fast test ## run every check and the tests
 

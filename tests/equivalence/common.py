@@ -2,10 +2,12 @@
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from fragflow.api import Algorithm
 from fragflow.environments import make_environment
@@ -14,6 +16,12 @@ from fragflow.run import Experiment, Outcome, run
 
 ONE_LEARNER = ("single-learner-coarse", "single-learner-fine", "environments")
 REPLICATED = ("multi-learner", "gpu-only", "central")
+
+
+def graded(cases: Iterable[tuple[Any, ...]], *, workers: int = 2) -> list[Any]:
+    """`cases`, whose second entry is the number of workers; all but one number are slow tests."""
+    slow = pytest.mark.slow
+    return [case if case[1] == workers else pytest.param(*case, marks=slow) for case in cases]
 
 
 @functools.cache

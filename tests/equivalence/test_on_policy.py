@@ -2,7 +2,7 @@
 
 import pytest
 
-from equivalence.common import ONE_LEARNER, REPLICATED, digest, relative_error, train
+from equivalence.common import ONE_LEARNER, REPLICATED, digest, graded, relative_error, train
 from fragflow.algorithms.a3c import A2C
 from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.recurrent_ppo import RecurrentPPO
@@ -20,7 +20,7 @@ SAME_BITS = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "workers"), SAME_BITS)
+@pytest.mark.parametrize(("policy", "workers"), graded(SAME_BITS))
 @pytest.mark.parametrize("case", CASES)
 def test_replicated_actors_and_environments_give_the_same_bits(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=64, iterations=3)
@@ -32,7 +32,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
     assert [r.metrics for r in cut.rows] == [r.metrics for r in fused.rows]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", REPLICATED)
 @pytest.mark.parametrize("case", CASES)
 def test_replicated_learners_agree_to_rounding(case, policy, workers):

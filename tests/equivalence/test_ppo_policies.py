@@ -1,13 +1,10 @@
 """Distribution does not change learning: PPO under every policy against one undivided program."""
 
 import functools
-import hashlib
-from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
+from equivalence.common import ONE_LEARNER, REPLICATED, digest, relative_error
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.graph.split import Options
@@ -15,8 +12,6 @@ from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 
 UNOPTIMISED = Options(hoist=False, sink=False, coalesce=False)
-ONE_LEARNER = ("single-learner-coarse", "single-learner-fine", "environments")
-REPLICATED = ("multi-learner", "gpu-only", "central")
 
 
 @functools.cache
@@ -49,23 +44,18 @@ def train(
     )
 
 
-def digest(state: Any) -> str:
-    leaves = jax.tree.leaves(state)
-    return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in leaves)).hexdigest()
-
-
-def relative_error(a: Any, b: Any) -> float:
-    """Largest difference of any leaf, relative to that leaf's size."""
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in pairs)
-
-
-SAME_BITS = [
-    *((policy, workers, None) for policy in ONE_LEARNER for workers in (1, 2, 4)),
+QUICK = [
+    *(("single-learner-coarse", workers, None) for workers in (1, 2, 4)),
+    *((policy, 2, None) for policy in ONE_LEARNER[1:]),
     *((policy, 1, None) for policy in ("multi-learner", "central")),
-    *((policy, 2, UNOPTIMISED) for policy in ONE_LEARNER),
+    ("single-learner-coarse", 2, UNOPTIMISED),
     ("central", 1, UNOPTIMISED),
 ]
+SLOW = [
+    *((policy, workers, None) for policy in ONE_LEARNER[1:] for workers in (1, 4)),
+    *((policy, 2, UNOPTIMISED) for policy in ONE_LEARNER[1:]),
+]
+SAME_BITS = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
 @pytest.mark.parametrize(("policy", "workers", "options"), SAME_BITS)
@@ -82,7 +72,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(policy, workers, 
     assert [r.metrics for r in cut.rows] == [r.metrics for r in fused.rows]
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 4))])
 @pytest.mark.parametrize("policy", REPLICATED)
 def test_replicated_learners_agree_to_rounding(policy, workers):
     fused = train("gpu-only", 1, num_envs=24, iterations=5)
@@ -95,9 +85,9 @@ def test_replicated_learners_agree_to_rounding(policy, workers):
     ("policy", "workers", "num_envs", "hidden"),
     [
         ("single-learner-coarse", 2, 8, (256, 256)),
-        ("single-learner-coarse", 4, 4, (64, 64)),
         ("single-learner-fine", 4, 12, (64, 64)),
-        ("single-learner-coarse", 3, 12, (200, 200)),
+        pytest.param("single-learner-coarse", 4, 4, (64, 64), marks=pytest.mark.slow),
+        pytest.param("single-learner-coarse", 3, 12, (200, 200), marks=pytest.mark.slow),
     ],
 )
 def test_deterministic_gives_the_same_bits_for_any_network_and_batch(

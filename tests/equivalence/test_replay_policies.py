@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from equivalence.common import ONE_LEARNER, REPLICATED, digest, relative_error, train
+from equivalence.common import ONE_LEARNER, REPLICATED, digest, graded, relative_error, train
 from fragflow.algorithms.dqn import DQN
 from fragflow.algorithms.sac import SAC
 
@@ -25,7 +25,7 @@ SAME_BITS = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "workers"), SAME_BITS)
+@pytest.mark.parametrize(("policy", "workers"), graded(SAME_BITS))
 @pytest.mark.parametrize("case", CASES)
 def test_replicated_actors_and_environments_give_the_same_bits(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=16, iterations=5)
@@ -41,7 +41,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
     assert [r.metrics for r in cut.rows] == [r.metrics for r in fused.rows]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", REPLICATED)
 @pytest.mark.parametrize("case", CASES)
 def test_replicated_learners_agree_to_rounding(case, policy, workers):

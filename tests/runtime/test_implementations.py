@@ -155,7 +155,12 @@ def trained(
 @needs_cpp
 @pytest.mark.parametrize(
     ("policy", "workers"),
-    [("gpu-only", 1), ("gpu-only", 2), ("single-learner-coarse", 2), ("multi-learner", 2)],
+    [
+        ("gpu-only", 1),
+        ("single-learner-coarse", 2),
+        pytest.param("gpu-only", 2, marks=pytest.mark.slow),
+        pytest.param("multi-learner", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_it_is_picked_and_changes_no_bit(policy: str, workers: int) -> None:
     picked = trained("CartPole-v1", policy, workers)
@@ -180,8 +185,8 @@ def test_pallas_is_interpreted_on_a_cpu() -> None:
     [
         ("gymnasium:Pendulum-v1", "single-learner-coarse", 1),
         ("gymnasium:Pendulum-v1", "single-learner-fine", 2),
-        ("gymnax:CartPole-v1", "single-learner-fine", 1),
-        ("gymnax:Breakout-MinAtar", "single-learner-fine", 1),
+        pytest.param("gymnax:CartPole-v1", "single-learner-fine", 1, marks=pytest.mark.slow),
+        pytest.param("gymnax:Breakout-MinAtar", "single-learner-fine", 1, marks=pytest.mark.slow),
     ],
 )
 def test_an_actor_in_onnx_runtime_learns_the_same(env: str, policy: str, workers: int) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from equivalence.common import digest
+from equivalence.common import digest, graded
 from fragflow import ops
 from fragflow.algorithms.dqn import DQN
 from fragflow.environments import make_environment
@@ -16,7 +16,7 @@ SHORT = DQN(rollout_length=4, updates=2, batch_size=16, buffer_size=64, learning
 POLICIES = [("gpu-only", 1), ("gpu-only", 2), ("single-learner-coarse", 2), ("central", 2)]
 
 
-@pytest.mark.parametrize(("policy", "workers"), POLICIES)
+@pytest.mark.parametrize(("policy", "workers"), graded(POLICIES))
 def test_writing_into_state_changes_no_bit(policy, workers, monkeypatch):
     def train(threshold: int) -> str:
         monkeypatch.setattr(in_place, "LARGE_BYTES", threshold)

@@ -48,9 +48,9 @@ def train_ppo(case: str, policy: str, workers: int) -> Outcome:
     ("case", "policy", "workers"),
     [
         ("compiled", "single-learner-coarse", 2),
-        ("compiled", "single-learner-fine", 4),
+        pytest.param("compiled", "single-learner-fine", 4, marks=pytest.mark.slow),
         ("one by one", "single-learner-fine", 2),
-        ("one by one", "single-learner-coarse", 4),
+        pytest.param("one by one", "single-learner-coarse", 4, marks=pytest.mark.slow),
         ("threads", "single-learner-coarse", 2),
     ],
 )
