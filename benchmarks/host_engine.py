@@ -30,6 +30,7 @@ class HostEngine:
         rollout: int,
         settings: Mapping[str, Any],
         workers: int = 1,
+        implementations: Mapping[str, str] | None = None,
     ):
         compute_in_calling_thread()
         self.ppo = PPO(rollout_length=rollout, **settings)
@@ -43,7 +44,16 @@ class HostEngine:
         )
         source = traced(self.ppo, self.environment, num_envs)
         fdg = cut(source, named_policy("single-learner-coarse"), Deployment(workers=workers))
-        self._ready = run._prepare_local(experiment, source, fdg, False, run.Silent(), 120.0)
+        self._ready = run._prepare_local(
+            experiment,
+            source,
+            fdg,
+            run.Silent(),
+            is_deterministic=False,
+            asynchronous={},
+            implementations=implementations,
+            stall_timeout_seconds=120.0,
+        )
         self._done = 0
 
     def advance(self, iterations: int) -> None:

@@ -86,7 +86,9 @@ class Cornered:
 def random_batch(kind: Any, shape: tuple[int, ...], rows: Any, sizes: dict[str, int]) -> Any:
     """A batch of noise, in which one agent of one environment is dead all the time."""
     rng = np.random.default_rng(0)
-    fields = {name: rng.normal(size=shape).astype(np.float32) for name in kind._fields}
+    fields: dict[str, Any] = {
+        name: rng.normal(size=shape).astype(np.float32) for name in kind._fields
+    }
     for name, size in sizes.items():
         fields[name] = rng.normal(size=(*shape, size)).astype(np.float32)
     fields["action"] = rng.integers(0, 5, shape).astype(np.int32)
