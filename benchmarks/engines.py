@@ -37,10 +37,11 @@ class Task:
     algorithm: Any = field(
         default_factory=lambda: PPO(rollout_length=ROLLOUT, epochs=4, minibatches=4)
     )
-    env: str = "CartPole-v1"
+    env: Any = "CartPole-v1"
 
     def __post_init__(self) -> None:
-        self.environment = make_environment(self.env)
+        is_name = isinstance(self.env, str)
+        self.environment = make_environment(self.env) if is_name else self.env
         self.steps = self.algorithm.rollout_length * self.num_envs
         self.sources = {
             "env_ids": np.arange(self.num_envs, dtype=np.int32),

@@ -115,7 +115,7 @@ def _actor(
     network = ops.MLPActorCritic(hidden)
     is_image = len(shape) == 3
     space = ff.Box(shape=shape, dtype="uint8" if is_image else "float32")
-    actor = network.init(jax.random.key(0), space, ff.Discrete(6))["actor"]
+    actor = network.init(jax.random.key(0), space, ff.Discrete(n=6))["actor"]
     obs = jnp.ones((envs, *shape), space.dtype)
     raw = jax.random.key_data(jax.random.split(jax.random.key(1), envs))
 

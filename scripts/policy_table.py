@@ -16,7 +16,12 @@ from fragflow.graph.cut import Traced, cut, traced
 from fragflow.policies import POLICIES, Deployment, Policy, synchronisation
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms-and-policies.md"
-ENVIRONMENTS = {"sac": "Pendulum-v1", "recurrent-ppo": "CartPole-positions"}
+ENVIRONMENTS = {
+    "sac": "Pendulum-v1",
+    "recurrent-ppo": "CartPole-positions",
+    "ippo": "Tag",
+    "mappo": "jaxmarl:MPE_simple_spread_v3",
+}
 WORKERS = 2
 KINDS = ("lockstep", "lag=1", "async")
 INTRODUCTION = """\

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fragflow as ff
 from fragflow.tools.cli import main
@@ -17,6 +18,31 @@ SMALL = {
         *("--units", "8", "--hidden", "8"),
     ),
 }
+
+
+AGENTS = {
+    "ippo": ("--rollout-length", "4", "--hidden", "8"),
+    "mappo": ("--rollout-length", "8", "--chunk-length", "2", "--units", "4", "--hidden", "8"),
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_many_agents_train_and_are_drawn(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, gif = tmp_path / "run", tmp_path / "episode.gif"
+    words = ("--env", "Tag", "--env-arg", "agents=6", "--env-arg", "length=9", "--num-envs", "4")
+    words = (*words, "--total-steps", "64", "--eval-episodes", "4", "--run-dir", str(run))
+    assert main(["train", name, *words, *AGENTS[name]]) == 0
+    agent = ff.load(run)
+    assert np.shape(agent.act(np.zeros((6, 36), np.float32))) == (6, 2)
+    assert main(["eval", str(run), "--episodes", "3", "--record", str(gif)]) == 0
+    assert "an episode in" in capsys.readouterr().out
+    with Image.open(gif) as picture:
+        assert picture.size == (360, 360)
+        assert getattr(picture, "n_frames", 1) > 2
+    assert main(["eval", str(run), "--record", "episode.mp4"]) == 2
+    assert "expected the name of a GIF" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SMALL)

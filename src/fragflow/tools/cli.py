@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fragflow.errors import ConfigError, FragflowError, did_you_mean
@@ -161,6 +162,7 @@ def _eval(words: list[str]) -> int:
     from fragflow.tools.cache import use_compilation_cache
     from fragflow.tools.evaluate import evaluator_for
     from fragflow.tools.load import load
+    from fragflow.tools.record import check_drawable, record
 
     use_compilation_cache()
     agent = load(
@@ -168,6 +170,9 @@ def _eval(words: list[str]) -> int:
         algorithm=names.find_algorithm(values["algorithm"]) if values["algorithm"] else None,
         env=names.find_environment(values["env"]) if values["env"] else None,
     )
+    recording = None if values["record"] is None else Path(values["record"])
+    if recording is not None:
+        check_drawable(agent.environment, recording)
     play = evaluator_for(
         agent.algorithm,
         agent.environment,
@@ -184,6 +189,16 @@ def _eval(words: list[str]) -> int:
     cut = int(np.sum(~evaluation.ended))
     if cut:
         print(f"{cut} episodes did not end by themselves and were cut off")
+    if recording is not None:
+        pictures = record(
+            agent.algorithm,
+            agent.environment,
+            agent.params,
+            recording,
+            seed=values["seed"],
+            explore=values["explore"],
+        )
+        print(f"{recording}: an episode in {pictures} pictures")
     return 0
 
 

@@ -210,6 +210,13 @@ EVAL = (
                 help="act as during training, not greedily",
             ),
             Option(
+                name="record",
+                kind=str,
+                metavar="FILE.gif",
+                help="draw one more episode there, if the environment can be drawn",
+                shown_default="optional",
+            ),
+            Option(
                 name="algorithm",
                 kind=str,
                 metavar="MODULE:ATTRIBUTE",
