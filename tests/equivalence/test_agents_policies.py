@@ -30,6 +30,16 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
     assert digest(cut.state) == digest(fused.state)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_learner_for_each_team_gives_the_same_bits(workers):
+    fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=64, iterations=2)
+    cut = train(*CASES["ippo"], "learner-per-team", workers, num_envs=64, iterations=2)
+    assert cut.start.fdg is not None
+    assert list(cut.start.fdg.fragments)[1:] == ["learner-team0", "learner-team1"]
+    assert cut.start.equality == "bitwise"
+    assert digest(cut.state) == digest(fused.state)
+
+
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", REPLICATED)
 @pytest.mark.parametrize("case", CASES)

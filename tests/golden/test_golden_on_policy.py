@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from fragflow.algorithms import algorithm_class
+from fragflow.algorithms.ippo import IPPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import Traced, cut, traced
 from fragflow.graph.show import render
 from fragflow.policies import POLICIES, Deployment
 
 HERE = Path(__file__).parent
+ONE_TEAM = [name for name in POLICIES if name != "learner-per-team"]
+"""`learner-per-team` is `single-learner-coarse` to them"""
 ENVIRONMENTS = {
     "a2c": "CartPole-v1",
     "impala": "CartPole-v1",
@@ -29,7 +32,7 @@ def printed(name: str, policy: str) -> str:
     return render(graph, "text", f"{name} on {ENVIRONMENTS[name]}")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ONE_TEAM)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_golden_graph(name: str, policy: str, update_golden: bool):
     found = printed(name, policy)
@@ -55,3 +58,14 @@ def test_workers_and_the_server_exchange_gradients_and_parameters_only():
     crossing = [line.split()[-1] for line in down.splitlines()[1:] if line.startswith("  ")]
     assert all(name.startswith("params.") for name in crossing)
     assert "2 crossings" in text
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_golden_graph_of_two_teams(policy: str, update_golden: bool):
+    source = traced(IPPO(rollout_length=16), make_environment("Tag", agents=10), 16)
+    graph = cut(source, POLICIES[policy], Deployment(workers=2, learners=1))
+    found = render(graph, "text", "ippo on Tag")
+    path = HERE / f"ippo-{policy}-2.txt"
+    if update_golden:
+        path.write_text(found)
+    assert path.read_text() == found

@@ -99,3 +99,17 @@ def test_replicas_that_share_a_place_are_fused():
     placed = {p.name: p for p in place(POLICIES["multi-learner"], deployment, PPO, 8)}
     assert (placed["learner"].replicas, placed["learner"].asked_replicas) == (2, 4)
     assert placed["environment"].replicas == 4
+
+
+def test_a_fragment_for_each_team():
+    components = [
+        *("environment.step", "actor", "learner.update.team0", "learner.update.team1"),
+        *("learner.value.team0", "learner.value.team1", "learner.report"),
+    ]
+    placed = place(POLICIES["learner-per-team"], Deployment(workers=2), components, 8)
+    owned = {p.name: p.components for p in placed}
+    assert owned["learner-team0"] == ("learner.update.team0", "learner.value.team0")
+    assert owned["learner-team1"] == ("learner.update.team1", "learner.value.team1")
+    assert owned["learner"] == ("learner.report",)
+    one = place(POLICIES["learner-per-team"], Deployment(workers=2), components[:3], 8)
+    assert [p.name for p in one] == ["environment+actor", "learner"]

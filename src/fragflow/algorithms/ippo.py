@@ -18,10 +18,19 @@ SMALLEST_SQUARED_RETURN = 1e-2
 
 
 class Learner(NamedTuple):
-    """What the optimisers change: a tuple with one entry per team."""
+    """What a team's optimiser changes."""
 
     params: Any
+    """`actor` and `critic`"""
     optimiser: Any
+
+
+class Team(NamedTuple):
+    """What a team's learner keeps."""
+
+    learner: Learner
+    squared_return: jax.Array
+    """running average; its root is the unit in which the critic counts"""
 
 
 class State(NamedTuple):
@@ -29,15 +38,16 @@ class State(NamedTuple):
 
     params: Any
     """`actor` and `critic`, each a tuple with one entry per team; `team` of each agent, `[A]`"""
-    optimiser: Any
-    squared_return: jax.Array
-    """`[teams]`, running averages; their roots are the units in which critics count"""
+    optimiser: tuple[Any, ...]
+    """one entry per team"""
+    squared_return: tuple[jax.Array, ...]
+    """one entry per team"""
     env_state: ff.EnvState
     obs: jax.Array
 
 
 class Rollout(NamedTuple):
-    """What happened, `[T, N, A, ...]`: time first, then environments, then agents."""
+    """What happened, `[T, N, A, ...]`: time first, then environments, then agents (of a team)."""
 
     obs: jax.Array
     action: jax.Array
@@ -66,7 +76,8 @@ class Batch(NamedTuple):
 class IPPO(ff.Algorithm):
     """PPO for many agents, each of which sees and learns by itself (de Witt et al. 2020).
 
-    The agents of a team share an actor and a critic; teams share nothing. To a team's networks its
+    The agents of a team share an actor and a critic; teams share nothing, and each has a learner of
+    its own, which a policy may place by itself (`learner-per-team`). To a team's networks its
     agents are further rows of the batch, so their number costs what rows cost. Agents that have
     ended before their episode is over are masked.
     """
@@ -123,17 +134,19 @@ class IPPO(ff.Algorithm):
         networks = ops.per_part(teams)
         params = networks | {"team": ops.by_agent(jnp.arange(len(teams)), env.teams)}
         env_state, timestep = env.reset(env_key)
-        optimiser = tuple(ADAM.init(team) for team in ops.per_team(networks))
-        return State(params, optimiser, jnp.ones(len(env.teams)), env_state, timestep.obs)
+        optimiser = tuple(ADAM.init(team) for team in teams)
+        squared_return = (jnp.float32(1.0),) * len(teams)
+        return State(params, optimiser, squared_return, env_state, timestep.obs)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
-        teams = env.teams
         networks = {part: state.params[part] for part in ("actor", "critic")}
 
         def interact(carry: tuple[ff.EnvState, jax.Array], keys: jax.Array):
             env_state, obs = carry
-            action, bounded, log_prob = self.act(networks["actor"], obs, keys, teams, env.action)
+            action, bounded, log_prob = self.act(
+                networks["actor"], obs, keys, env.teams, env.action
+            )
             env_state, t = env.step(env_state, bounded)
             happened = Rollout(
                 obs, action, log_prob, t.next_obs, t.reward, t.terminated, t.truncated, t.mask
@@ -143,20 +156,54 @@ class IPPO(ff.Algorithm):
         (env_state, obs), rollout = lax.scan(
             interact, (state.env_state, state.obs), env.keys(act_key, self.rollout_length)
         )
-        values = self.values(networks["critic"], rollout.obs, rollout.next_obs, teams)
-        batch, squared = self.advantages(rollout, values, state.squared_return, teams)
+        learned, metrics = [], {}
+        for k, members in enumerate(ops.team_slices(env.teams)):
+            learner = Learner(ops.per_team(networks)[k], state.optimiser[k])
+            team, info = self.learn(
+                k,
+                Team(learner, state.squared_return[k]),
+                ops.members(rollout, members, 2),
+                jax.random.fold_in(shuffle_key, k),
+                clock,
+            )
+            learned.append(team)
+            metrics |= {name if k == 0 else f"team{k}_{name}": x for name, x in info.items()}
+        params = ops.per_part([team.learner.params for team in learned])
+        state = State(
+            params | {"team": state.params["team"]},
+            tuple(team.learner.optimiser for team in learned),
+            tuple(team.squared_return for team in learned),
+            env_state,
+            obs,
+        )
+        return state, metrics
+
+    def learn(
+        self, k: int, team: Team, rollout: Rollout, key: jax.Array, clock: ff.Clock
+    ) -> tuple[Team, ff.Metrics]:
+        """PPO, for one team: of what the others do it sees what its agents see."""
+        value, advantages, gradient, update, track = (
+            ff.component(f"learner.{part}.team{k}")(function)
+            for part, function in {
+                "value": self.values,
+                "advantages": self.advantages,
+                "gradient": self.gradient,
+                "update": self.update,
+                "track": self.track,
+            }.items()
+        )
+        values = value(team.learner.params["critic"], rollout.obs, rollout.next_obs)
+        batch, squared = advantages(rollout, values, team.squared_return)
 
         def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, Any]:
-            grads, info = self.gradient(learner.params, batch, rows, teams)
-            learner, norm = self.update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+            grads, info = gradient(learner.params, batch, rows)
+            learner, norm = update(learner, ff.all_mean(grads), 1.0 - clock.progress)
             return learner, (info, norm)
 
-        rows = ops.time_minibatches(shuffle_key, self.rollout_length, self.epochs, self.minibatches)
-        learner, (info, norm) = lax.scan(minibatch, Learner(networks, state.optimiser), rows)
+        rows = ops.time_minibatches(key, self.rollout_length, self.epochs, self.minibatches)
+        learner, (info, norm) = lax.scan(minibatch, team.learner, rows)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
-        squared_return = self.track(state.squared_return, squared, clock.iteration)
-        params = learner.params | {"team": state.params["team"]}
-        return State(params, learner.optimiser, squared_return, env_state, obs), metrics
+        return Team(learner, track(team.squared_return, squared, clock.iteration)), metrics
 
     @ff.component("actor")
     def act(
@@ -179,35 +226,25 @@ class IPPO(ff.Algorithm):
         bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
         return action, bounded, log_prob
 
-    @ff.component("learner.value")
     def values(
-        self, critics: Any, obs: jax.Array, next_obs: jax.Array, teams: tuple[int, ...]
+        self, critic: Any, obs: jax.Array, next_obs: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """What each agent's critic expects before and after each step, `[T, N, A]`."""
 
         def of_block(block: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-            return [
-                ops.each_team(self._network.value, teams, 2, critics, observed)
-                for observed in block
-            ]
+            return [self._network.value(critic, observed) for observed in block]
 
         shape = obs.shape[:3]
         now, later = ops.map_blocks(of_block, (obs, next_obs), shape[1] * shape[2])
         return now.reshape(shape), later.reshape(shape)
 
-    @ff.component("learner.advantages")
     def advantages(
-        self,
-        rollout: Rollout,
-        values: tuple[jax.Array, jax.Array],
-        squared_return: jax.Array,
-        teams: tuple[int, ...],
+        self, rollout: Rollout, values: tuple[jax.Array, jax.Array], squared_return: jax.Array
     ) -> tuple[Batch, jax.Array]:
-        """What is learnt from, and the mean squared return of each team."""
+        """What is learnt from, and the mean squared return."""
         now, later = values
-        unit = ops.by_agent(jnp.sqrt(squared_return), teams)
         advantage = ops.gae(
-            reward=rollout.reward / unit,
+            reward=rollout.reward / jnp.sqrt(squared_return),
             value=now,
             next_value=later,
             terminated=rollout.terminated,
@@ -217,43 +254,30 @@ class IPPO(ff.Algorithm):
         )
         target = advantage + now
         weight = jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype)
-        parts = [(advantage[:, :, team], target[:, :, team]) for team in ops.team_slices(teams)]
-        squared = jnp.stack([ff.all_mean(jnp.mean(jnp.square(part))) for _, part in parts])
-        standard = jnp.concatenate([ops.standardise(part) for part, _ in parts], 2)
+        standard = ops.standardise(advantage)
         batch = Batch(rollout.obs, rollout.action, rollout.log_prob, standard, target, weight)
-        return batch, squared * squared_return
+        return batch, squared_return * ff.all_mean(jnp.mean(jnp.square(target)))
 
-    @ff.component("learner.track")
     def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
         """The running average, which at first is the plain mean of all iterations so far."""
         weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
         return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
 
-    @ff.component("learner.gradient")
-    def gradient(
-        self, params: Any, batch: Batch, rows: jax.Array, teams: tuple[int, ...]
-    ) -> tuple[Any, ff.Metrics]:
-        """Gradients of all teams' losses at the time steps `rows`, over environments at hand."""
-
-        def loss(params: Any, block: jax.Array) -> tuple[jax.Array, ff.Metrics]:
-            chosen = jax.tree.map(lambda x: x.at[block].get(mode="promise_in_bounds"), batch)
-            parts = [
-                self._loss(team, jax.tree.map(_samples, ops.members(chosen, where, 2)))
-                for team, where in zip(ops.per_team(params), ops.team_slices(teams), strict=True)
-            ]
-            # No team's loss depends on another's parameters: the sum keeps them apart.
-            info = jax.tree.map(lambda *xs: sum(xs) / len(xs), *(info for _, info in parts))
-            return jnp.sum(jnp.stack([loss for loss, _ in parts])), info
+    def gradient(self, params: Any, batch: Batch, rows: jax.Array) -> tuple[Any, ff.Metrics]:
+        """Gradients of the loss at the time steps `rows`, over the environments at hand."""
 
         def of_block(block: jax.Array) -> tuple[Any, ff.Metrics]:
-            return jax.grad(loss, has_aux=True)(params, block)
+            def samples(x: jax.Array) -> jax.Array:
+                # One batch axis: XLA differentiates products of more twice as slowly.
+                return x.at[block].get(mode="promise_in_bounds").reshape(-1, *x.shape[3:])
+
+            return jax.grad(self._loss, has_aux=True)(params, jax.tree.map(samples, batch))
 
         samples = batch.target.shape[1] * batch.target.shape[2]
         per_block = ops.map_blocks(of_block, rows, num_envs=samples)
         return jax.tree.map(lambda x: jnp.mean(x, axis=0), per_block)
 
     def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
-        """One team's, over samples `[B, ...]`."""
         distribution = self._network.policy(params["actor"], batch.obs)
         return ops.ppo_loss(
             distribution,
@@ -268,13 +292,12 @@ class IPPO(ff.Algorithm):
             entropy_coef=self.entropy_coef,
         )
 
-    @ff.component("learner.update")
     def update(
         self, learner: Learner, grads: Any, remaining: jax.Array
     ) -> tuple[Learner, jax.Array]:
-        """One step of Adam for each team, and the mean of their gradients' norms."""
+        """One step of Adam, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params, optimiser, norm = ops.descend_teams(
+        params, optimiser, norm = ops.descend(
             ADAM, *learner, grads, rate=rate, max_norm=self.max_grad_norm
         )
         return Learner(params, optimiser), norm
@@ -293,8 +316,3 @@ class IPPO(ff.Algorithm):
     @property
     def _network(self) -> ops.MLPActorCritic:
         return ops.MLPActorCritic(self.hidden)
-
-
-def _samples(x: jax.Array) -> jax.Array:
-    """`[T, N, A, ...]` with one batch axis: XLA differentiates products of more twice as slowly."""
-    return x.reshape(-1, *x.shape[3:])

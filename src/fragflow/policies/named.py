@@ -33,8 +33,8 @@ def environments_apart(name: str, summary: str, brains: Replicas) -> Policy:
     )
 
 
-def actors_and_learner(name: str, summary: str) -> Policy:
-    """Workers act in their environments; one learner gets their trajectories."""
+def actors_and_learner(name: str, summary: str, each: str | None = None) -> Policy:
+    """Workers act in their environments; one learner, or one for `each`, gets trajectories."""
     return Policy(
         name=name,
         places=(
@@ -47,7 +47,7 @@ def actors_and_learner(name: str, summary: str) -> Policy:
                 replicas="workers",
                 paired_with="environment",
             ),
-            Place(name="learner", components=("learner",), optional=("buffer",)),
+            Place(name="learner", components=("learner",), optional=("buffer",), each=each),
         ),
         summary=summary,
     )
@@ -101,6 +101,11 @@ POLICIES: dict[str, Policy] = {
         actors_and_learner(
             "single-learner-coarse",
             "workers roll out, one learner learns; trajectories up, parameters down, per iteration",
+        ),
+        actors_and_learner(
+            "learner-per-team",
+            "workers roll out, and every team of agents has a learner of its own",
+            each="team",
         ),
         environments_apart(
             "single-learner-fine",

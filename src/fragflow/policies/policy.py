@@ -1,7 +1,8 @@
 """The vocabulary of distribution policies: which components run together, how often, on what."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -28,6 +29,9 @@ class Place:
     """components that an algorithm need not have"""
     own_devices: bool = False
     """its replicas have devices that no other fragment uses"""
+    each: str | None = None
+    """a word: components that end with it and a number (`learner.update.team0`, ...) get a fragment
+    for each number"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,8 @@ def place(
     policy: Policy, deployment: Deployment, components: Iterable[str], num_envs: int
 ) -> tuple[Placed, ...]:
     """The fragments of `policy` for an algorithm with these components."""
+    components = list(components)
+    policy = _with_each(policy, components)
     assignment = assign(policy, components)
     placed: list[Placed] = []
     taken = 0
@@ -162,9 +168,34 @@ def place(
     return tuple(placed)
 
 
+def _with_each(policy: Policy, components: Sequence[str]) -> Policy:
+    """`policy` with a fragment for each number that components of a place end with."""
+    places: list[Place] = []
+    for spec in policy.places:
+        numbered: dict[str, list[str]] = {}
+        claims = (*spec.components, *spec.optional)
+        for component in components if spec.each is not None else ():
+            word = component.rpartition(".")[2]
+            is_claimed = any(component.startswith(claim + ".") for claim in claims)
+            if is_claimed and re.fullmatch(rf"{spec.each}\d+", word):
+                numbered.setdefault(word, []).append(component)
+        plain = replace(spec, each=None)
+        if len(numbered) < 2:
+            places.append(plain)
+            continue
+        # What has no number stays together, if there is any.
+        places.append(replace(plain, components=(), optional=claims))
+        places += [
+            replace(plain, name=f"{spec.name}-{word}", components=tuple(owned), optional=())
+            for word, owned in numbered.items()
+        ]
+    return replace(policy, places=tuple(places))
+
+
 def assign(policy: Policy, components: Iterable[str]) -> Mapping[str, str]:
     """Which fragment owns each component; every one exactly once."""
     known = sorted(components)
+    policy = _with_each(policy, known)
     claims = {
         c: place.name for place in policy.places for c in (*place.components, *place.optional)
     }
