@@ -1,7 +1,6 @@
 """The printed graphs of A2C, IMPALA and recurrent PPO: what crosses, and nothing else."""
 
 import functools
-from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,8 @@ from fragflow.environments import make_environment
 from fragflow.graph.cut import Traced, cut, traced
 from fragflow.graph.show import render
 from fragflow.policies import POLICIES, Deployment
+from golden.test_golden_graphs import HERE, ONE_TEAM
 
-HERE = Path(__file__).parent
-ONE_TEAM = [name for name in POLICIES if name != "learner-per-team"]
-"""`learner-per-team` is `single-learner-coarse` to them"""
 ENVIRONMENTS = {
     "a2c": "CartPole-v1",
     "impala": "CartPole-v1",

@@ -10,7 +10,7 @@ from fragflow.environments import make_environment
 from fragflow.graph.cut import Traced, cut, traced
 from fragflow.graph.show import render
 from fragflow.policies import POLICIES, Deployment
-from golden.test_golden_graphs import HERE
+from golden.test_golden_graphs import HERE, ONE_TEAM
 
 CASES = {
     "dqn": (DQN(), "CartPole-v1"),

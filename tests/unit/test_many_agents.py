@@ -103,17 +103,16 @@ def random_batch(kind: Any, shape: tuple[int, ...], rows: Any, sizes: dict[str, 
 def test_agents_that_have_ended_are_not_learnt_from(name: str) -> None:
     algorithm: Any = ALGORITHMS[name]
     params = train(algorithm, "jaxmarl:MPE_simple_tag_v3").state.params
-    networks: Any = {part: params[part] for part in ("actor", "critic")}
+    networks = ops.per_team({part: params[part] for part in ("actor", "critic")})[0]
     dead, alive = (2, 1), (2, 0)  # environment, agent
     if isinstance(algorithm, IPPO):
         batch = random_batch(ippo.Batch, (16, 4, 4), dead, {"obs": 16})
         more: tuple[Any, ...] = (jnp.arange(16),)
-        networks = ops.per_team(networks)[0]
     else:
         batch = random_batch(mappo.Batch, (2, 8, 4, 4), dead, {"obs": 16, "joint": 64})
         units = (algorithm.units, algorithm.units) if algorithm.units else (16, 64)
         memories = mappo.Memories(*(jnp.zeros((2, 4, 4, size)) for size in units))
-        more = (memories, jnp.arange(2), (3, 1))
+        more = (memories, jnp.arange(2))
     before, _ = algorithm.gradient(networks, batch, *more)
 
     def gradient_with(row: tuple[int, int]) -> Any:

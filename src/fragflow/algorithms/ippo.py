@@ -182,15 +182,9 @@ class IPPO(ff.Algorithm):
         self, k: int, team: Team, rollout: Rollout, key: jax.Array, clock: ff.Clock
     ) -> tuple[Team, ff.Metrics]:
         """PPO, for one team: of what the others do it sees what its agents see."""
+        parts = (self.value, self.advantages, self.gradient, self.update, self.track)
         value, advantages, gradient, update, track = (
-            ff.component(f"learner.{part}.team{k}")(function)
-            for part, function in {
-                "value": self.values,
-                "advantages": self.advantages,
-                "gradient": self.gradient,
-                "update": self.update,
-                "track": self.track,
-            }.items()
+            ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
         values = value(team.learner.params["critic"], rollout.obs, rollout.next_obs)
         batch, squared = advantages(rollout, values, team.squared_return)
@@ -226,7 +220,7 @@ class IPPO(ff.Algorithm):
         bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
         return action, bounded, log_prob
 
-    def values(
+    def value(
         self, critic: Any, obs: jax.Array, next_obs: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """What each agent's critic expects before and after each step, `[T, N, A]`."""

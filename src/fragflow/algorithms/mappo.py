@@ -16,10 +16,21 @@ ADAM = optax.scale_by_adam(eps=1e-5)
 
 
 class Learner(NamedTuple):
-    """What the optimisers change."""
+    """What a team's optimiser changes."""
 
     params: Any
+    """`actor` and `critic`"""
     optimiser: Any
+
+
+class Team(NamedTuple):
+    """What a team's learner keeps."""
+
+    learner: Learner
+    scale: ops.ValueScale
+    """of returns"""
+    memory: jax.Array
+    """the critic's, `[N, A, units]`"""
 
 
 class State(NamedTuple):
@@ -27,16 +38,16 @@ class State(NamedTuple):
 
     params: Any
     """`actor` and `critic`, each a tuple with one entry per team; `team` of each agent, `[A]`"""
-    optimiser: Any
-    scale: ops.ValueScale
-    """of returns, per team"""
+    optimiser: tuple[Any, ...]
+    """one entry per team, like the following two"""
+    scale: tuple[ops.ValueScale, ...]
+    critic_memory: tuple[jax.Array, ...]
     env_state: ff.EnvState
     obs: jax.Array
     first: jax.Array
     """`[N]`: whether `obs` are the first of an episode, so that memory of earlier ones is void"""
     actor_memory: jax.Array
     """`[N, A, units]`, before `obs`"""
-    critic_memory: jax.Array
 
 
 class Rollout(NamedTuple):
@@ -82,10 +93,11 @@ class Memories(NamedTuple):
 class MAPPO(ff.Algorithm):
     """PPO for several agents with a centralised critic (Yu et al. 2022).
 
-    The agents of a team share an actor and a critic. An actor sees what its agent sees. A critic
-    sees what all agents see, its own agent's view first; it is needed for learning only. It counts
-    in standard deviations of recent returns. With `units`, actors and critics each have a memory, a
-    GRU: gradients flow through time within chunks, from the memory that was stored at their start.
+    The agents of a team share an actor and a critic; teams share nothing, and each has a learner of
+    its own, which a policy may place by itself (`learner-per-team`). An actor sees what its agent
+    sees. A critic sees what all agents see, its own agent's view first, and counts in standard
+    deviations of recent returns; it is needed for learning only. With `units`, actors and critics
+    have a memory, a GRU: gradients flow through chunks of time, from the memory at their start.
     """
 
     default_num_envs: ClassVar[int] = 16
@@ -145,27 +157,27 @@ class MAPPO(ff.Algorithm):
         joint = ff.Box(shape=(env.num_agents * space.size,))
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, space, env.action, joint) for k in keys]
-        networks = ops.per_part(teams)
-        params = networks | {"team": ops.by_agent(jnp.arange(len(teams)), env.teams)}
+        params = ops.per_part(teams) | {"team": ops.by_agent(jnp.arange(len(teams)), env.teams)}
         env_state, t = env.reset(env_key)
         # Made from a row per environment, so that they have the environment axis.
         nothing = jnp.zeros_like(t.reward)[..., None]
-        memories = [
+        actor_memory, critic_memory = (
             jnp.repeat(nothing, self._network.memory_size(seen), -1) for seen in (space, joint)
-        ]
-        optimiser = tuple(ADAM.init(team) for team in ops.per_team(networks))
-        scale = ops.ValueScale.of_nothing((len(teams),))
-        return State(params, optimiser, scale, env_state, t.obs, ~t.done[:, 0], *memories)
+        )
+        optimisers = tuple(ADAM.init(team) for team in teams)
+        scales = (ops.ValueScale.of_nothing(),) * len(teams)
+        memories = tuple(critic_memory[:, members] for members in ops.team_slices(env.teams))
+        first = ~t.done[:, 0]
+        return State(params, optimisers, scales, memories, env_state, t.obs, first, actor_memory)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
-        teams = env.teams
         networks = {part: state.params[part] for part in ("actor", "critic")}
 
         def interact(carry: Any, keys: jax.Array) -> tuple[Any, Rollout]:
             env_state, obs, first, memory = carry
             memory, action, bounded, log_prob = self.act(
-                networks["actor"], memory, first, obs, keys, teams, env.action
+                networks["actor"], memory, first, obs, keys, env.teams, env.action
             )
             env_state, t = env.step(env_state, bounded)
             ends = (t.terminated, t.truncated, t.mask)
@@ -179,23 +191,53 @@ class MAPPO(ff.Algorithm):
 
         start = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
-        (env_state, obs, first, memory), (actor_memory, rollout) = lax.scan(chunk, start, keys)
-        values, critic_memory = self.values(networks["critic"], state.critic_memory, rollout, teams)
-        batch, seen = self.advantages(rollout, values, state.scale, teams)
-        before = Memories(actor_memory, critic_memory[:-1])
+        (env_state, obs, first, memory), (memories, rollout) = lax.scan(chunk, start, keys)
+        learned, metrics = [], {}
+        for k, members in enumerate(ops.team_slices(env.teams)):
+            learner = Learner(ops.per_team(networks)[k], state.optimiser[k])
+            team = Team(learner, state.scale[k], state.critic_memory[k])
+            key = jax.random.fold_in(shuffle_key, k)
+            ours = memories[:, :, members]
+            team, info = self.learn((k, members), team, rollout, ours, key, clock)
+            learned.append(team)
+            metrics |= {name if k == 0 else f"team{k}_{name}": x for name, x in info.items()}
+        learners, scales, critic_memories = zip(*learned, strict=True)
+        params, optimisers = zip(*learners, strict=True)
+        params = ops.per_part(params) | {"team": state.params["team"]}
+        state = State(params, optimisers, scales, critic_memories, env_state, obs, first, memory)
+        return state, metrics
+
+    def learn(
+        self,
+        which: tuple[int, slice],
+        team: Team,
+        rollout: Rollout,
+        memories: jax.Array,
+        key: jax.Array,
+        clock: ff.Clock,
+    ) -> tuple[Team, ff.Metrics]:
+        """Recurrent PPO for one team, whose critic sees what all agents see."""
+        k, members = which
+        parts = (self.value, self.advantages, self.gradient, self.update, self.track)
+        value, advantages, gradient, update, track = (
+            ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
+        )
+        seen = (rollout.obs, rollout.next_obs, rollout.first)
+        values, critic_memories = value(team.learner.params["critic"], team.memory, *seen, members)
+        ours = ops.members(rollout._replace(first=None), members, 3)._replace(first=rollout.first)
+        batch, returns = advantages(ours, rollout.obs, values, team.scale, members)
+        before = Memories(memories, critic_memories[:-1])
 
         def minibatch(learner: Learner, chunks: jax.Array) -> tuple[Learner, Any]:
-            grads, info = self.gradient(learner.params, batch, before, chunks, teams)
-            learner, norm = self.update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+            grads, info = gradient(learner.params, batch, before, chunks)
+            learner, norm = update(learner, ff.all_mean(grads), 1.0 - clock.progress)
             return learner, (info, norm)
 
-        chunks = ops.time_minibatches(shuffle_key, self._chunks, self.epochs, self.minibatches)
-        learner, (info, norm) = lax.scan(minibatch, Learner(networks, state.optimiser), chunks)
+        chunks = ops.time_minibatches(key, self._chunks, self.epochs, self.minibatches)
+        learner, (info, norm) = lax.scan(minibatch, team.learner, chunks)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
-        scale = self.track(state.scale, seen, clock.iteration)
-        params = learner.params | {"team": state.params["team"]}
-        memories = (memory, critic_memory[-1])
-        return State(params, learner.optimiser, scale, env_state, obs, first, *memories), metrics
+        scale = track(team.scale, returns, clock.iteration)
+        return Team(learner, scale, critic_memories[-1]), metrics
 
     @ff.component("actor")
     def act(
@@ -222,39 +264,43 @@ class MAPPO(ff.Algorithm):
         bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
         return memory, action, bounded, log_prob
 
-    @ff.component("learner.value")
-    def values(
-        self, critics: Any, memory: jax.Array, rollout: Rollout, teams: tuple[int, ...]
+    def value(
+        self,
+        critic: Any,
+        memory: jax.Array,
+        obs: jax.Array,
+        next_obs: jax.Array,
+        first: jax.Array,
+        members: slice,
     ) -> tuple[Any, jax.Array]:
-        """What critics say before and after each step, and remember before and after chunks."""
+        """What the critic says before and after each step, and remembers at chunks' ends."""
 
-        def of_team(critic: Any, memory: jax.Array, first: Any, now: Any, later: Any) -> Any:
-            memories = self._network.observe_all(critic, memory[0], first, now)
+        def of_chunk(memory: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, Any]:
+            now, later = (ops.joint_observations(seen, members) for seen in chunk[:2])
+            begins = jnp.broadcast_to(chunk[2][..., None], now.shape[:-1])
+            memories = self._network.observe_all(critic, memory, begins, now)
             # The true successor, seen with the memory of this episode, also where it ends here.
             beyond = self._network.observe(critic, memories, later)
             values = [self._network.value(critic, m) for m in (memories, beyond)]
-            return memories[-1:], values
+            return memories[-1], (values, memory)
 
-        def of_chunk(memory: jax.Array, chunk: Rollout) -> tuple[jax.Array, Any]:
-            first = jnp.broadcast_to(chunk.first[..., None], chunk.reward.shape)
-            joint = [ops.joint_observations(obs) for obs in (chunk.obs, chunk.next_obs)]
-            last, values = ops.each_team(of_team, teams, 2, critics, memory[None], first, *joint)
-            return last[0], (values, memory)
-
-        last, (values, before) = lax.scan(of_chunk, memory, rollout)
+        last, (values, before) = lax.scan(of_chunk, memory, (obs, next_obs, first))
         return values, jnp.concatenate([before, last[None]])
 
-    @ff.component("learner.advantages")
     def advantages(
-        self, rollout: Rollout, values: Any, scale: ops.ValueScale, teams: tuple[int, ...]
+        self,
+        rollout: Rollout,
+        all_obs: jax.Array,
+        values: Any,
+        scale: ops.ValueScale,
+        members: slice,
     ) -> tuple[Batch, ops.ValueScale]:
-        """What is learnt from, and the returns' statistics."""
+        """What is learnt from, and the moments of returns."""
 
         def in_time(x: jax.Array) -> jax.Array:
             return x.reshape(self.rollout_length, *x.shape[2:])
 
-        scales = ops.ValueScale(*(ops.by_agent(x, teams) for x in scale))
-        now, later = (scales.restored(value) for value in values)
+        now, later = (scale.restored(value) for value in values)
         terminated, truncated = in_time(rollout.terminated), in_time(rollout.truncated)
         advantage = ops.gae(
             reward=in_time(rollout.reward),
@@ -266,56 +312,38 @@ class MAPPO(ff.Algorithm):
             gae_lambda=self.gae_lambda,
         ).reshape(now.shape)
         target = advantage + now
-        parts = [(advantage[..., team], target[..., team]) for team in ops.team_slices(teams)]
-        moments = [ff.all_mean((jnp.mean(t), jnp.mean(jnp.square(t)))) for _, t in parts]
         batch = Batch(
             rollout.obs,
-            ops.joint_observations(rollout.obs),
+            ops.joint_observations(all_obs, members),
             jnp.broadcast_to(rollout.first[..., None], now.shape),
             rollout.action,
             rollout.log_prob,
-            jnp.concatenate([ops.standardise(a) for a, _ in parts], -1),
-            scales.normalised(target),
+            ops.standardise(advantage),
+            scale.normalised(target),
             jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype),
         )
-        return batch, ops.ValueScale(*(jnp.stack(m) for m in zip(*moments, strict=True)))
+        moments = ff.all_mean((jnp.mean(target), jnp.mean(jnp.square(target))))
+        return batch, ops.ValueScale(*moments)
 
-    @ff.component("learner.track")
     def track(
         self, scale: ops.ValueScale, seen: ops.ValueScale, iteration: jax.Array
     ) -> ops.ValueScale:
         """The running averages, which at first are the plain means of all iterations so far."""
         return scale.moved(seen, jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory))
 
-    @ff.component("learner.gradient")
     def gradient(
-        self,
-        params: Any,
-        batch: Batch,
-        memories: Memories,
-        chunks: jax.Array,
-        teams: tuple[int, ...],
+        self, params: Any, batch: Batch, memories: Memories, chunks: jax.Array
     ) -> tuple[Any, ff.Metrics]:
-        """Gradients of all teams' losses at some chunks of time, over the environments at hand."""
+        """Gradients of the loss at some chunks of time, over the environments at hand."""
         chosen = jax.tree.map(
             lambda x: x.at[chunks].get(mode="promise_in_bounds"), (batch, memories)
         )
         batch = jax.tree.map(ops.chunks_as_batch, chosen[0])
         memories = jax.tree.map(lambda m: m.reshape(-1, *m.shape[2:]), chosen[1])
-
-        def loss(params: Any) -> tuple[jax.Array, ff.Metrics]:
-            parts = [
-                self._loss(team, ops.members(batch, where, 2), ops.members(memories, where, 1))
-                for team, where in zip(ops.per_team(params), ops.team_slices(teams), strict=True)
-            ]
-            # No team's loss depends on another's parameters: the sum keeps them apart.
-            info = jax.tree.map(lambda *xs: sum(xs) / len(xs), *(info for _, info in parts))
-            return jnp.sum(jnp.stack([loss for loss, _ in parts])), info
-
-        return jax.grad(loss, has_aux=True)(params)
+        return jax.grad(self._loss, has_aux=True)(params, batch, memories)
 
     def _loss(self, params: Any, batch: Batch, memories: Memories) -> tuple[jax.Array, ff.Metrics]:
-        """One team's, over `[L, B, agents, ...]`."""
+        """Over `[L, B, A, ...]`."""
         actor, critic, network = params["actor"], params["critic"], self._network
         seen = network.observe_all(actor, memories.actor, batch.first, batch.obs)
         all_seen = network.observe_all(critic, memories.critic, batch.first, batch.joint)
@@ -332,13 +360,12 @@ class MAPPO(ff.Algorithm):
             entropy_coef=self.entropy_coef,
         )
 
-    @ff.component("learner.update")
     def update(
         self, learner: Learner, grads: Any, remaining: jax.Array
     ) -> tuple[Learner, jax.Array]:
-        """One step of Adam for each team, and the mean of their gradients' norms."""
+        """One step of Adam, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params, optimiser, norm = ops.descend_teams(
+        params, optimiser, norm = ops.descend(
             ADAM, *learner, grads, rate=rate, max_norm=self.max_grad_norm
         )
         return Learner(params, optimiser), norm

@@ -7,7 +7,6 @@ from fragflow.ops.buffers import ring_capacity as ring_capacity
 from fragflow.ops.buffers import sample_uniformly as sample_uniformly
 from fragflow.ops.buffers import take as take
 from fragflow.ops.descend import descend as descend
-from fragflow.ops.descend import descend_teams as descend_teams
 from fragflow.ops.distributions import Categorical as Categorical
 from fragflow.ops.distributions import Distribution as Distribution
 from fragflow.ops.distributions import MultiCategorical as MultiCategorical

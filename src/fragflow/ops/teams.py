@@ -58,14 +58,14 @@ def own_team(team: jax.Array, as_team: Sequence[jax.Array]) -> jax.Array:
     return chosen
 
 
-def joint_observations(obs: jax.Array) -> jax.Array:
-    """What all agents see `[..., A, D]`, for each of them: its own first, `[..., A, A * D]`.
+def joint_observations(obs: jax.Array, members: slice = slice(None)) -> jax.Array:
+    """What all agents see `[..., A, D]`, for each of `members`: its own first, `[..., M, A * D]`.
 
     The others follow in their order, so that an agent's view says who it is.
     """
-    count = obs.shape[-2]
+    chosen = range(*members.indices(obs.shape[-2]))
     # Slices, not indices: which agent is seen from where is known before anything runs.
-    views = [jnp.concatenate([obs[..., k:, :], obs[..., :k, :]], -2) for k in range(count)]
+    views = [jnp.concatenate([obs[..., k:, :], obs[..., :k, :]], -2) for k in chosen]
     return jnp.stack([view.reshape(*view.shape[:-2], -1) for view in views], -2)
 
 
