@@ -27,18 +27,21 @@ def graded(cases: Iterable[tuple[Any, ...]], *, workers: int = 2) -> list[Any]:
 @functools.cache
 def train(
     algorithm: Algorithm,
-    env: str,
+    env: Any,
     policy: str,
     workers: int,
     *,
     num_envs: int,
     iterations: int,
 ) -> Outcome:
-    """A run of a few iterations; `algorithm` has a `rollout_length`."""
+    """A run of a few iterations; `env` is a name or an object.
+
+    `algorithm` has a `rollout_length`.
+    """
     steps: int = getattr(algorithm, "rollout_length")  # noqa: B009
     experiment = Experiment(
         algorithm=algorithm,
-        environment=make_environment(env),
+        environment=make_environment(env) if isinstance(env, str) else env,
         num_envs=num_envs,
         total_steps=iterations * steps * num_envs,
         seed=0,

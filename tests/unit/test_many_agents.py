@@ -96,7 +96,7 @@ def random_batch(kind: Any, shape: tuple[int, ...], rows: Any, sizes: dict[str, 
     fields["weight"][(..., *rows)] = 0.0
     if "first" in fields:
         fields["first"] = np.zeros(shape, bool)
-    return kind(**fields)
+    return kind(**jax.tree.map(jnp.asarray, fields))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -107,7 +107,7 @@ def test_agents_that_have_ended_are_not_learnt_from(name: str) -> None:
     dead, alive = (2, 1), (2, 0)  # environment, agent
     if isinstance(algorithm, IPPO):
         batch = random_batch(ippo.Batch, (16, 4, 4), dead, {"obs": 16})
-        more: tuple[Any, ...] = (jnp.arange(16),)
+        more: tuple[Any, ...] = (jnp.arange(16), 16)
     else:
         batch = random_batch(mappo.Batch, (2, 8, 4, 4), dead, {"obs": 16, "joint": 64})
         units = (algorithm.units, algorithm.units) if algorithm.units else (16, 64)
@@ -119,6 +119,7 @@ def test_agents_that_have_ended_are_not_learnt_from(name: str) -> None:
         changed = {k: np.array(getattr(batch, k)) for k in ("action", "advantage", "target")}
         for value in changed.values():
             value[(..., *row)] = 1
+        changed = jax.tree.map(jnp.asarray, changed)
         return algorithm.gradient(networks, batch._replace(**changed), *more)[0]
 
     jax.tree.map(np.testing.assert_array_equal, gradient_with(dead), before)

@@ -165,6 +165,7 @@ class IPPO(ff.Algorithm):
                 ops.members(rollout, members, 2),
                 jax.random.fold_in(shuffle_key, k),
                 clock,
+                env.total * env.teams[k],
             )
             learned.append(team)
             metrics |= {name if k == 0 else f"team{k}_{name}": x for name, x in info.items()}
@@ -179,18 +180,21 @@ class IPPO(ff.Algorithm):
         return state, metrics
 
     def learn(
-        self, k: int, team: Team, rollout: Rollout, key: jax.Array, clock: ff.Clock
+        self, k: int, team: Team, rollout: Rollout, key: jax.Array, clock: ff.Clock, agents: int
     ) -> tuple[Team, ff.Metrics]:
-        """PPO, for one team: of what the others do it sees what its agents see."""
+        """PPO, for one team: of what the others do it sees what its agents see.
+
+        `agents` are the team's in all environments.
+        """
         parts = (self.value, self.advantages, self.gradient, self.update, self.track)
         value, advantages, gradient, update, track = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
-        values = value(team.learner.params["critic"], rollout.obs, rollout.next_obs)
+        values = value(team.learner.params["critic"], rollout.obs, rollout.next_obs, agents)
         batch, squared = advantages(rollout, values, team.squared_return)
 
         def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, Any]:
-            grads, info = gradient(learner.params, batch, rows)
+            grads, info = gradient(learner.params, batch, rows, agents)
             learner, norm = update(learner, ff.all_mean(grads), 1.0 - clock.progress)
             return learner, (info, norm)
 
@@ -221,7 +225,7 @@ class IPPO(ff.Algorithm):
         return action, bounded, log_prob
 
     def value(
-        self, critic: Any, obs: jax.Array, next_obs: jax.Array
+        self, critic: Any, obs: jax.Array, next_obs: jax.Array, agents: int
     ) -> tuple[jax.Array, jax.Array]:
         """What each agent's critic expects before and after each step, `[T, N, A]`."""
 
@@ -229,7 +233,7 @@ class IPPO(ff.Algorithm):
             return [self._network.value(critic, observed) for observed in block]
 
         shape = obs.shape[:3]
-        now, later = ops.map_blocks(of_block, (obs, next_obs), shape[1] * shape[2])
+        now, later = ops.map_blocks(of_block, (obs, next_obs), agents)
         return now.reshape(shape), later.reshape(shape)
 
     def advantages(
@@ -257,7 +261,9 @@ class IPPO(ff.Algorithm):
         weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
         return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
 
-    def gradient(self, params: Any, batch: Batch, rows: jax.Array) -> tuple[Any, ff.Metrics]:
+    def gradient(
+        self, params: Any, batch: Batch, rows: jax.Array, agents: int
+    ) -> tuple[Any, ff.Metrics]:
         """Gradients of the loss at the time steps `rows`, over the environments at hand."""
 
         def of_block(block: jax.Array) -> tuple[Any, ff.Metrics]:
@@ -267,8 +273,7 @@ class IPPO(ff.Algorithm):
 
             return jax.grad(self._loss, has_aux=True)(params, jax.tree.map(samples, batch))
 
-        samples = batch.target.shape[1] * batch.target.shape[2]
-        per_block = ops.map_blocks(of_block, rows, num_envs=samples)
+        per_block = ops.map_blocks(of_block, rows, agents)
         return jax.tree.map(lambda x: jnp.mean(x, axis=0), per_block)
 
     def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:

@@ -124,7 +124,7 @@ def place(
     policy: Policy, deployment: Deployment, components: Iterable[str], num_envs: int
 ) -> tuple[Placed, ...]:
     """The fragments of `policy` for an algorithm with these components."""
-    components = list(components)
+    components = sorted(components)
     policy = _with_each(policy, components)
     assignment = assign(policy, components)
     placed: list[Placed] = []
