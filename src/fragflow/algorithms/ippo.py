@@ -186,7 +186,7 @@ class IPPO(ff.Algorithm):
 
         `agents` are the team's in all environments.
         """
-        parts = (self.value, self.advantages, self.gradient, self.update, self.track)
+        parts: Any = (self.value, self.advantages, self.gradient, self.update, self.track)
         value, advantages, gradient, update, track = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )

@@ -218,7 +218,7 @@ class MAPPO(ff.Algorithm):
     ) -> tuple[Team, ff.Metrics]:
         """Recurrent PPO for one team, whose critic sees what all agents see."""
         k, members = which
-        parts = (self.value, self.advantages, self.gradient, self.update, self.track)
+        parts: Any = (self.value, self.advantages, self.gradient, self.update, self.track)
         value, advantages, gradient, update, track = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
