@@ -167,13 +167,12 @@ def _lateness(fdg: FDG, transfer: Transfer) -> str:
     return f", {lag} iteration{'s' * (lag > 1)} late" if lag else ""
 
 
-def _mermaid(fdg: FDG, title: str, implementations: Picks) -> str:
+def _mermaid(fdg: FDG, title: str, _: Picks) -> str:
     times = crossings(fdg)
     ids = {name: f"f{i}" for i, name in enumerate(fdg.fragments)}
     out = ["---", f"title: {_heading(fdg, title)}", "---", "flowchart LR"]
     for name, fragment in fdg.fragments.items():
-        ways = [_ways(implementations[name])] if implementations.get(name) else []
-        components = "<br/>".join([*fragment.components, *ways])
+        components = "<br/>".join(fragment.components)
         out.append(f'  {ids[name]}["<b>{_label(fragment)}</b><br/>{components}"]')
     for transfer in fdg.transfers:
         kinds = ", ".join(dict.fromkeys(p.collective for p in transfer.parcels))
