@@ -19,9 +19,10 @@ PAGE = Path(__file__).parent.parent / "docs" / "algorithms-and-policies.md"
 ENVIRONMENTS = {
     "sac": "Pendulum-v1",
     "recurrent-ppo": "CartPole-positions",
-    "ippo": "Tag",
-    "mappo": "jaxmarl:MPE_simple_spread_v3",
 }
+TAG = {"agents": 6, "neighbours": 3}
+AGENTS = {"ippo": TAG, "mappo": TAG}
+"""algorithms for several agents, and the game they play"""
 WORKERS = 2
 KINDS = ("lockstep", "lag=1", "async")
 INTRODUCTION = """\
@@ -45,7 +46,10 @@ def page() -> str:
         f"|---|{'---|' * len(POLICIES)}",
     ]
     for name in ALGORITHMS:
-        environment = make_environment(ENVIRONMENTS.get(name, "CartPole-v1"))
+        if name in AGENTS:
+            environment = make_environment("Tag", **AGENTS[name])
+        else:
+            environment = make_environment(ENVIRONMENTS.get(name, "CartPole-v1"))
         algorithm = algorithm_class(name)()
         all_workers = traced(algorithm, environment, WORKERS * 2)
         one_worker = traced(algorithm, environment, 2, WORKERS * 2)

@@ -1,7 +1,9 @@
 """Environments of JaxMARL (Rutherford et al. 2024): several agents, in JAX."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
 from typing import Any
 
 import jax
@@ -100,7 +102,9 @@ def _space(name: str, space: Any) -> Space:
 
 def _library() -> Any:
     try:
-        return importlib.import_module("jaxmarl.registration")
+        # It prints what it looks for.
+        with contextlib.redirect_stdout(io.StringIO()):
+            return importlib.import_module("jaxmarl.registration")
     except ImportError as error:
         raise ConfigError(
             "environments of JaxMARL need the package jaxmarl: pip install 'fragflow[jaxmarl]'"

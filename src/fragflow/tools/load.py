@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragflow.api import Algorithm, Environment
+from fragflow.api.environment import num_agents_of
 from fragflow.environments.wrappers import wrap
 from fragflow.errors import ConfigError
 from fragflow.graph.trace import init_function
@@ -30,12 +31,14 @@ class Agent:
         self._act = jax.jit(self._bounded, static_argnames="explore")
 
     def act(self, obs: npt.ArrayLike, explore: bool = False) -> np.ndarray:
-        """The action for one observation."""
+        """The action for one observation; with several agents, a row for each."""
         space = self.environment.observation
+        count = num_agents_of(self.environment)
+        expected = space.shape if count is None else (count, *space.shape)
         array = np.asarray(obs)
-        if array.shape != space.shape:
+        if array.shape != expected:
             raise ConfigError(
-                f"the observation has shape {list(array.shape)}: expected {list(space.shape)}, one "
+                f"the observation has shape {list(array.shape)}: expected {list(expected)}, one "
                 f"observation of {self.environment.name}"
             )
         key, self._key = jax.random.split(self._key)
