@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fragflow.algorithms import ALGORITHMS, algorithm_class
 from fragflow.environments import make_environment
@@ -20,7 +21,7 @@ ENVIRONMENTS = {
     "sac": "Pendulum-v1",
     "recurrent-ppo": "CartPole-positions",
 }
-TAG = {"agents": 6, "neighbours": 3}
+TAG: dict[str, Any] = {"agents": 6, "neighbours": 3}
 AGENTS = {"ippo": TAG, "mappo": TAG}
 """algorithms for several agents, and the game they play"""
 WORKERS = 2
