@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,11 +18,15 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.api.kernel import KERNELS, kernel
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, TraceError
+from fragflow.graph.cut import cut, traced
 from fragflow.ops import native
+from fragflow.policies import Deployment
 from fragflow.policies.named import named_policy
 from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime import onnx_engine
-from fragflow.runtime.implementations import kernel_programs
+from fragflow.runtime.implementations import kernel_programs, pick
+from fragflow.runtime.plan import Plan, make_plan
+from graph.toy import Drift, Toy
 
 needs_cpp = pytest.mark.skipif(native.absent() is not None, reason=f"cpp: {native.absent()}")
 needs_onnx = pytest.mark.skipif(onnx_engine.absent() is not None, reason="ONNX Runtime is an extra")
@@ -230,6 +235,19 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         trained(env, policy, 1, (asked,))
+
+
+def test_an_actor_that_is_not_there_is_not_ignored() -> None:
+    fdg = cut(traced(Toy(), Drift(), 8), named_policy("gpu-only"), Deployment())
+    plan = make_plan(fdg)
+    bare = Plan(
+        parts={
+            name: replace(part, fragment=replace(part.fragment, components=()))
+            for name, part in plan.parts.items()
+        }
+    )
+    with pytest.raises(ConfigError, match="nothing called 'actor' is in this graph"):
+        pick(bare, {"actor": "onnx"})
 
 
 def test_absent_implementations_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

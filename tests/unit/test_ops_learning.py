@@ -123,3 +123,10 @@ def test_convolutions_equal_xlas(shape: tuple[int, ...]) -> None:
         )
         x = jax.nn.relu(x + layer["bias"])
     np.testing.assert_allclose(ours, x.reshape(6, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_count_is_left_out_of_statistics() -> None:
+    x = jnp.array([1.0, 2.0, 3.0, 1000.0])
+    weight = jnp.array([1.0, 1.0, 1.0, 0.0])
+    np.testing.assert_allclose(ops.standardise(x, weight)[:3], ops.standardise(x[:3]), rtol=1e-5)
+    np.testing.assert_allclose(ops.moments(x, weight), ops.moments(x[:3]), rtol=1e-6)

@@ -132,7 +132,7 @@ class IPPO(ff.Algorithm):
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, env.observation, env.action) for k in keys]
         networks = ops.per_part(teams)
-        params = networks | {"team": ops.by_agent(jnp.arange(len(teams)), env.teams)}
+        params = networks | {"team": ops.team_numbers(env.teams)}
         env_state, timestep = env.reset(env_key)
         optimiser = tuple(ADAM.init(team) for team in teams)
         squared_return = (jnp.float32(1.0),) * len(teams)
@@ -252,9 +252,9 @@ class IPPO(ff.Algorithm):
         )
         target = advantage + now
         weight = jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype)
-        standard = ops.standardise(advantage)
+        standard = ops.standardise(advantage, weight)
         batch = Batch(rollout.obs, rollout.action, rollout.log_prob, standard, target, weight)
-        return batch, squared_return * ff.all_mean(jnp.mean(jnp.square(target)))
+        return batch, squared_return * ops.moments(target, weight)[1]
 
     def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
         """The running average, which at first is the plain mean of all iterations so far."""

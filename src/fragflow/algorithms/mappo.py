@@ -157,7 +157,7 @@ class MAPPO(ff.Algorithm):
         joint = ff.Box(shape=(env.num_agents * space.size,))
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, space, env.action, joint) for k in keys]
-        params = ops.per_part(teams) | {"team": ops.by_agent(jnp.arange(len(teams)), env.teams)}
+        params = ops.per_part(teams) | {"team": ops.team_numbers(env.teams)}
         env_state, t = env.reset(env_key)
         # Made from a row per environment, so that they have the environment axis.
         nothing = jnp.zeros_like(t.reward)[..., None]
@@ -312,18 +312,18 @@ class MAPPO(ff.Algorithm):
             gae_lambda=self.gae_lambda,
         ).reshape(now.shape)
         target = advantage + now
+        weight = jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype)
         batch = Batch(
             rollout.obs,
             ops.joint_observations(all_obs, members),
             jnp.broadcast_to(rollout.first[..., None], now.shape),
             rollout.action,
             rollout.log_prob,
-            ops.standardise(advantage),
+            ops.standardise(advantage, weight),
             scale.normalised(target),
-            jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype),
+            weight,
         )
-        moments = ff.all_mean((jnp.mean(target), jnp.mean(jnp.square(target))))
-        return batch, ops.ValueScale(*moments)
+        return batch, ops.ValueScale(*ops.moments(target, weight))
 
     def track(
         self, scale: ops.ValueScale, seen: ops.ValueScale, iteration: jax.Array

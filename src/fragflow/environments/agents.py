@@ -28,6 +28,28 @@ class Agents:
         return numpy.pad(row, (0, missing)) if missing else row
 
 
+class WithAgents:
+    """What an environment says of its agents."""
+
+    agents: Agents
+
+    @property
+    def num_agents(self) -> int:
+        return sum(self.agents.teams)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        return self.agents.teams
+
+    @property
+    def observation(self) -> Space:
+        return self.agents.observation
+
+    @property
+    def action(self) -> Space:
+        return self.agents.action
+
+
 def agents_of(name: str, observations: Mapping[str, Space], actions: Mapping[str, Space]) -> Agents:
     """What agents with these spaces have in common; a team is named like its agents.
 

@@ -1,9 +1,7 @@
 """Environments of JaxMARL (Rutherford et al. 2024): several agents, in JAX."""
 
-import contextlib
 import dataclasses
 import importlib
-import io
 from typing import Any
 
 import jax
@@ -12,34 +10,18 @@ import numpy as np
 
 from fragflow.api.environment import Step
 from fragflow.api.spaces import Box, Discrete, Space
-from fragflow.environments.agents import Agents, agents_of
+from fragflow.environments.agents import Agents, WithAgents, agents_of
 from fragflow.errors import ConfigError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
-class JaxmarlEnvironment:
+class JaxmarlEnvironment(WithAgents):
     """One JaxMARL environment; agents are in its own order, and end together."""
 
     name: str
     arguments: tuple[tuple[str, Any], ...]
     agents: Agents
     _environment: Any = dataclasses.field(repr=False, compare=False)
-
-    @property
-    def num_agents(self) -> int:
-        return sum(self.agents.teams)
-
-    @property
-    def teams(self) -> tuple[int, ...]:
-        return self.agents.teams
-
-    @property
-    def observation(self) -> Space:
-        return self.agents.observation
-
-    @property
-    def action(self) -> Space:
-        return self.agents.action
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         obs, state = self._environment.reset(key)
@@ -102,9 +84,7 @@ def _space(name: str, space: Any) -> Space:
 
 def _library() -> Any:
     try:
-        # It prints what it looks for.
-        with contextlib.redirect_stdout(io.StringIO()):
-            return importlib.import_module("jaxmarl.registration")
+        return importlib.import_module("jaxmarl.registration")
     except ImportError as error:
         raise ConfigError(
             "environments of JaxMARL need the package jaxmarl: pip install 'fragflow[jaxmarl]'"

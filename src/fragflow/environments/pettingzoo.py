@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from fragflow.api.host import HostBatch, HostStep
-from fragflow.api.spaces import Space
-from fragflow.environments.agents import Agents, agents_of
+from fragflow.environments.agents import Agents, WithAgents, agents_of
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.environments.stepping import Failed
 from fragflow.errors import ConfigError
@@ -25,7 +24,7 @@ NAMES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class PettingzooEnvironment:
+class PettingzooEnvironment(WithAgents):
     """One kind of environment. Agents are in its own order; dead ones are masked."""
 
     name: str
@@ -35,22 +34,6 @@ class PettingzooEnvironment:
     draws_apart: bool = True
     time_limit: float = math.inf
     """steps after which we cut an episode; it may end earlier by itself"""
-
-    @property
-    def num_agents(self) -> int:
-        return sum(self.agents.teams)
-
-    @property
-    def teams(self) -> tuple[int, ...]:
-        return self.agents.teams
-
-    @property
-    def observation(self) -> Space:
-        return self.agents.observation
-
-    @property
-    def action(self) -> Space:
-        return self.agents.action
 
     def with_time_limit(self, steps: int) -> "PettingzooEnvironment":
         return dataclasses.replace(self, time_limit=min(steps, self.time_limit))

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def team_slices(teams: Sequence[int]) -> list[slice]:
@@ -44,9 +45,9 @@ def per_part(teams: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(team[name] for team in teams) for name in teams[0]}
 
 
-def by_agent(per_team: jax.Array, teams: Sequence[int]) -> jax.Array:
-    """A number per team `[teams]` as one per agent `[agents]`."""
-    return jnp.concatenate([jnp.full(size, per_team[k]) for k, size in enumerate(teams)])
+def team_numbers(teams: Sequence[int]) -> jax.Array:
+    """Which team each agent is in, int32 `[agents]`."""
+    return jnp.asarray(np.repeat(np.arange(len(teams), dtype=np.int32), teams))
 
 
 def own_team(team: jax.Array, as_team: Sequence[jax.Array]) -> jax.Array:

@@ -57,18 +57,14 @@ def compile_segment(
     donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
     if segment.is_repeated and layout.platform == "cpu":
         compiler_options = {**FOR_SMALL_PROGRAMS, **compiler_options}
-    if engine is not None and isinstance(layout, OneDevice):
-        function = plain_function(
-            lambda env: body(env, False), segment.inputs, segment.outputs, avals
-        )
+    ends = (segment.inputs, segment.outputs)
+    if engine is None:
+        call = _compile(body, *ends, avals, kinds, layout, donated, compiler_options)
+    else:
+        assert isinstance(layout, OneDevice), "an engine is not picked for a group"
+        function = plain_function(lambda env: body(env, False), *ends, avals)
         types = [layout.aval(v, avals[v], kind_of(v, kinds)) for v in segment.inputs]
         call = engine(jax.make_jaxpr(function)(*types), layout.device, compiler_options)
-        return Program(
-            call=call, inputs=segment.inputs, outputs=segment.outputs, name=name, line=segment.line
-        )
-    call = _compile(
-        body, segment.inputs, segment.outputs, avals, kinds, layout, donated, compiler_options
-    )
     return Program(
         call=call, inputs=segment.inputs, outputs=segment.outputs, name=name, line=segment.line
     )

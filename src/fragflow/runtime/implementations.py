@@ -37,12 +37,14 @@ def pick(
         }
         if ACTOR in asked and ACTOR in fragment.components:
             picks[name][ACTOR] = _actor(part, asked[ACTOR], is_deterministic)
-    known = sorted({ACTOR, *(kernel for chosen in picks.values() for kernel in chosen)})
+    known = {kernel for chosen in picks.values() for kernel in chosen}
+    if any(ACTOR in part.fragment.components for part in plan.parts.values()):
+        known.add(ACTOR)
     for name in asked:
         if name not in known:
             raise ConfigError(
                 f"implementation {name}={asked[name]}: nothing called {name!r} is in this graph. "
-                f"There are {', '.join(known)}.{did_you_mean(name, known)}"
+                f"There are: {', '.join(sorted(known)) or 'none'}.{did_you_mean(name, known)}"
             )
     return picks
 
