@@ -124,6 +124,8 @@ def run(
                 f"the eager runtime runs the undivided loop, in lockstep: {policy.synchronisation} "
                 "needs the local runtime"
             )
+        if policy.first is not None:
+            raise ConfigError("the eager runtime steps all environments together: leave out first")
         if implementations:
             raise ConfigError("the eager runtime has one implementation of everything: plain JAX")
         ready = _prepare_eager(experiment)

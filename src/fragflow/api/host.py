@@ -65,6 +65,24 @@ class HostEnvironment(Protocol):
         ...
 
 
+class TurnsBatch(HostBatch, Protocol):
+    """Environments that answer one by one, so that the first can go on before the last."""
+
+    def send(self, rows: np.ndarray, action: np.ndarray) -> None:
+        """Starts a step in some of the environments, which have answered before; `rows` are `[R]`,
+        numbers within the batch."""
+        ...
+
+    def receive(self, count: int) -> tuple[np.ndarray, HostStep]:
+        """Waits for `count` answers; says of which rows, in the order of the answer's rows."""
+        ...
+
+
+def takes_turns(environment: HostEnvironment) -> bool:
+    """Whether `environment` has `open_in_turns(ids)`, which opens a `TurnsBatch`."""
+    return getattr(environment, "takes_turns", False)
+
+
 class CompiledBatch(HostBatch, Protocol):
     """Environments in C++ that a compiled program on the CPU can step by itself."""
 

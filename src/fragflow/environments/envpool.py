@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from fragflow.api.environment import Timestep
-from fragflow.api.host import HostBatch, HostStep
+from fragflow.api.host import HostBatch, HostStep, TurnsBatch
 from fragflow.api.spaces import Space
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError, did_you_mean
@@ -33,6 +33,7 @@ class EnvpoolEnvironment:
     compiles: bool
     """whether a compiled program on the CPU can step them by itself"""
     has_mask: bool = True
+    takes_turns: bool = True
     draws_apart: bool = True
     time_limit: float = math.inf
     """steps after which we cut an episode; many environments ignore EnvPool's setting for it"""
@@ -44,9 +45,14 @@ class EnvpoolEnvironment:
     def open(self, ids: Sequence[int]) -> HostBatch:
         return EnvpoolBatch(self, len(ids))
 
+    def open_in_turns(self, ids: Sequence[int]) -> TurnsBatch:
+        return EnvpoolTurns(self, len(ids))
+
 
 class EnvpoolBatch:
     """A pool, made when its seeds are known."""
+
+    _settings: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, environment: EnvpoolEnvironment, count: int):
         self._environment = environment
@@ -61,6 +67,7 @@ class EnvpoolBatch:
             num_envs=self._count,
             num_threads=min(e.threads, self._count),
             seed=[int(seed) for seed in seeds],
+            **self._settings,
             **dict(e.arguments),
         )
         self._was_done = np.zeros(self._count, np.bool_)
@@ -68,8 +75,11 @@ class EnvpoolBatch:
         self._steps = np.zeros(self._count, np.int64)
         with _quietly():
             self._action_type = self._pool.spec.action_array_spec["action"].dtype
-            obs, _ = self._pool.reset()
+            obs = self._first_observations()
         return obs.astype(self._obs_type)
+
+    def _first_observations(self) -> np.ndarray:
+        return self._pool.reset()[0]
 
     def step(self, action: np.ndarray) -> HostStep:
         action = action.astype(self._action_type, copy=False)
@@ -77,14 +87,25 @@ class EnvpoolBatch:
             obs, reward, terminated, truncated = self._step_and_restart(action)
         else:
             obs, reward, terminated, truncated, _ = self._pool.step(action)
+        return self._answer(slice(None), obs, reward, terminated, truncated)
+
+    def _answer(
+        self,
+        rows: slice | np.ndarray,
+        obs: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> HostStep:
+        """What some environments did, by our contract."""
         # EnvPool hands out new arrays at every step.
         obs = obs.astype(self._obs_type, copy=False)
-        mask = ~self._was_done
-        self._steps = np.where(mask, self._steps + 1, 0)
-        ended = terminated | truncated
-        self._was_cut = (self._steps >= self._environment.time_limit) & ~ended
-        truncated = (truncated & ~terminated) | self._was_cut
-        self._was_done = terminated | truncated
+        mask = ~self._was_done[rows]
+        steps = np.where(mask, self._steps[rows] + 1, 0)
+        was_cut = (steps >= self._environment.time_limit) & ~(terminated | truncated)
+        truncated = (truncated & ~terminated) | was_cut
+        self._steps[rows], self._was_cut[rows] = steps, was_cut
+        self._was_done[rows] = terminated | truncated
         return HostStep(obs, obs, reward, terminated, truncated, mask)
 
     def _step_and_restart(self, action: np.ndarray) -> list[np.ndarray]:
@@ -116,6 +137,42 @@ class EnvpoolBatch:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+
+class EnvpoolTurns(EnvpoolBatch):
+    """A pool whose environments answer one by one.
+
+    EnvPool waits for a fixed number of answers. Any but one would not come out even at a rollout's
+    end, when fewer and fewer environments are under way.
+    """
+
+    _settings: ClassVar[dict[str, Any]] = {"batch_size": 1}
+
+    def _first_observations(self) -> np.ndarray:
+        self._pool.async_reset()
+        rows, (obs, *_) = self._answers(self._count)
+        return obs[np.argsort(rows)]
+
+    def send(self, rows: np.ndarray, action: np.ndarray) -> None:
+        action = action.astype(self._action_type, copy=False)
+        is_cut = self._was_cut[rows]
+        if is_cut.any():
+            # Our own cuts are restarted by us: a step is spent on it, as EnvPool does.
+            self._pool._reset(rows[is_cut].astype(np.int32))
+            rows, action = rows[~is_cut], action[~is_cut]
+        if len(rows):
+            self._pool.send(action, rows)
+
+    def receive(self, count: int) -> tuple[np.ndarray, HostStep]:
+        rows, answers = self._answers(count)
+        return rows, self._answer(rows, *answers)
+
+    def _answers(self, count: int) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+        # What `recv` does, but naming the parts of an answer once for all of them.
+        parts = [self._pool._recv() for _ in range(count)]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        *answers, info = self._pool._to(columns, False, True)
+        return info["env_id"], answers
 
 
 def make(name: str, *, threads: int | None = None, **arguments: Any) -> EnvpoolEnvironment:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow.api.environment import Environment, Step, num_agents_of, teams_of
-from fragflow.api.host import HostBatch, HostEnvironment, HostStep
+from fragflow.api.host import HostBatch, HostEnvironment, HostStep, TurnsBatch, takes_turns
 from fragflow.api.spaces import Space
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import ConfigError
@@ -163,14 +163,22 @@ class WrappedHost:
     def draws_apart(self) -> bool:
         return self.environment.draws_apart
 
+    @property
+    def takes_turns(self) -> bool:
+        return takes_turns(self.environment)
+
     def open(self, ids: Sequence[int]) -> HostBatch:
         return WrappedBatch(self.environment.open(ids), self)
+
+    def open_in_turns(self, ids: Sequence[int]) -> TurnsBatch:
+        environment: Any = self.environment
+        return WrappedBatch(environment.open_in_turns(ids), self)
 
 
 class WrappedBatch:
     """A batch on the host in a wrapper, whose memory is kept here, one row per environment."""
 
-    def __init__(self, batch: HostBatch, kind: WrappedHost):
+    def __init__(self, batch: Any, kind: WrappedHost):
         self._batch = batch
         self._wrapper = kind.wrapper
         self._observation = kind.environment.observation
@@ -185,7 +193,23 @@ class WrappedBatch:
 
     def step(self, action: np.ndarray) -> HostStep:
         step = self._batch.step(self._wrapper.act(self._action, action))
-        next_obs, memory = self._wrapper.next(self._observation, step.next_obs, self._memory)
+        step, self._memory = self._seen(step, self._memory)
+        return step
+
+    def send(self, rows: np.ndarray, action: np.ndarray) -> None:
+        self._batch.send(rows, self._wrapper.act(self._action, action))
+
+    def receive(self, count: int) -> tuple[np.ndarray, HostStep]:
+        rows, step = self._batch.receive(count)
+        step, memory = self._seen(step, jax.tree.map(lambda m: m[rows], self._memory))
+        self._memory = jax.tree.map(
+            lambda new, old: _replaced(rows, new, old), memory, self._memory
+        )
+        return rows, step
+
+    def _seen(self, step: HostStep, memory: Any) -> tuple[HostStep, Any]:
+        """A step of some environments as seen through the wrapper, and what it remembers then."""
+        next_obs, memory = self._wrapper.next(self._observation, step.next_obs, memory)
         obs = next_obs
         rows = self._starting(step)
         if len(rows):
@@ -193,8 +217,8 @@ class WrappedBatch:
             obs, memory = jax.tree.map(lambda *a: _replaced(rows, *a), fresh, (obs, memory))
             if self._starts_later:
                 next_obs = obs  # nothing happened in these rows
-        self._memory = memory
-        return step._replace(obs=obs, next_obs=next_obs, reward=self._wrapper.reward(step.reward))
+        reward = self._wrapper.reward(step.reward)
+        return step._replace(obs=obs, next_obs=next_obs, reward=reward), memory
 
     def close(self) -> None:
         self._batch.close()

@@ -24,6 +24,7 @@ from fragflow.graph.optimise import coalesce, unhoist
 from fragflow.graph.split import Options, insert_transfers, project, split
 from fragflow.graph.synchronise import late_messages, server_of
 from fragflow.graph.trace import Trace, components_in, trace, trace_init
+from fragflow.graph.turns import with_turns
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
 from fragflow.policies.synchronisation import Asynchronous
 
@@ -94,13 +95,16 @@ def cut(
     replicas = {p.name: p.replicas for p in placed}
     is_async = isinstance(policy.synchronisation, Asynchronous)
     is_replicated = any(count > 1 for count in replicas.values())
-    needs_replica_check = deterministic or is_replicated or is_async
+    in_turns = policy.first is not None
+    needs_replica_check = deterministic or is_replicated or is_async or in_turns
     sizes = _analysis_sizes(source) if needs_replica_check else (0, 0)
     wanted = [source.num_envs, *(p.num_envs for p in placed)]
     if needs_replica_check:
         wanted += sizes
     if deterministic:
         wanted.append(BLOCK)
+    if policy.first is not None:
+        wanted.append(max(policy.first, 1))
     program = build(
         [source.at(n) for n in dict.fromkeys(wanted)],
         source.num_envs,
@@ -152,6 +156,7 @@ def cut(
         row_kinds=kinds,
     )
     check_fdg(fdg)
+    fdg = with_turns(fdg, policy.first, source.environment)
     return replace(
         fdg,
         synchronisation=str(policy.synchronisation),

@@ -148,6 +148,8 @@ class Fragment:
     """each replica has a device of its own"""
     first_device: int = 0
     """where its devices begin, among those of its platform"""
+    first: int | None = None
+    """environments acted on at a time, the first that have answered; None: all together"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

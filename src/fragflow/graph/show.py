@@ -118,6 +118,8 @@ def _text(fdg: FDG, title: str, implementations: Picks) -> str:
         out += ["", f"fragment {_label(fragment)}"]
         each = " each" if fragment.replicas > 1 else ""
         out.append(f"  holds       {fragment.num_envs} environments{each}")
+        if fragment.first is not None:
+            out.append(f"  acts on     the first {fragment.first} of them that have answered")
         out.append(f"  components  {', '.join(fragment.components)}")
         if implementations.get(fragment.name):
             out.append(f"  computes    {_ways(implementations[fragment.name])}")

@@ -44,6 +44,9 @@ class Policy:
     synchronisation: Synchronisation = LOCKSTEP
     ahead: int = 1
     """if asynchronous: messages of one worker that may wait while it goes on"""
+    first: int | None = None
+    """environments of a worker acted on at a time, the first that have answered, where they answer
+    one by one (EnvPool's); None: all together"""
 
     def __post_init__(self) -> None:
         names = [place.name for place in self.places]

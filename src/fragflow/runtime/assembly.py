@@ -121,19 +121,9 @@ class Assembly:
 
     def _compile(self, part: Part, layout: Layout) -> list[Program]:
         fragment = part.fragment
-        avals = self._avals(part)
+        avals = self._avals(part, fragment.num_envs)
         kinds = self.fdg.kinds[fragment.name]
-        replacements = (
-            blocked_operations(fragment.loop, self._row_kinds, fragment.num_envs)
-            if self._row_kinds is not None
-            else {}
-        )
-        setting = Setting(
-            num_envs=fragment.num_envs,
-            group=fragment.replicas if fragment.group else 1,
-            replacements=replacements,
-            kernels=kernel_programs(self.picks[fragment.name], layout.platform),
-        )
+        setting = self._setting(part, layout, fragment.num_envs)
         programs = []
         if part.fused:
             self._progress("compiling", self.num_programs, self._total)
@@ -155,20 +145,38 @@ class Assembly:
             self._progress("compiling", self.num_programs, self._total)
             name = f"{fragment.name}/{index}"
             engine = engine_for(self.picks[fragment.name], segment, fragment)
+            types, how = avals, setting
+            if segment.num_envs is not None:
+                types = self._avals(part, segment.num_envs)
+                how = self._setting(part, layout, segment.num_envs)
             programs.append(
                 compile_segment(
-                    segment, avals, kinds, layout, setting, name, self._compiler_options, engine
+                    segment, types, kinds, layout, how, name, self._compiler_options, engine
                 )
             )
             self.num_programs += 1
         self._progress("compiling", self.num_programs, self._total)
         return programs
 
-    def _avals(self, part: Part) -> dict[Value, Any]:
+    def _setting(self, part: Part, layout: Layout, num_envs: int) -> Setting:
         fragment = part.fragment
-        avals = dict(self.fdg.program.avals[fragment.num_envs])
+        replacements = (
+            blocked_operations(fragment.loop, self._row_kinds, num_envs)
+            if self._row_kinds is not None
+            else {}
+        )
+        return Setting(
+            num_envs=num_envs,
+            group=fragment.replicas if fragment.group else 1,
+            replacements=replacements,
+            kernels=kernel_programs(self.picks[fragment.name], layout.platform),
+        )
+
+    def _avals(self, part: Part, num_envs: int) -> dict[Value, Any]:
+        fragment = part.fragment
+        avals = dict(self.fdg.program.avals[num_envs])
         for constant in fragment.constants:
-            array = constant.arrays[fragment.num_envs]
+            array = constant.arrays[num_envs]
             avals[constant.output] = jax.ShapeDtypeStruct(np.shape(array), array.dtype)
         for loop in part.loops:
             avals[loop.counter] = jax.ShapeDtypeStruct((), np.int32)

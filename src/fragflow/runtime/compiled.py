@@ -12,7 +12,7 @@ from fragflow.graph.ir import Fragment, Value
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.runtime.evaluate import Setting, evaluate, training_chunk
 from fragflow.runtime.layout import Layout, OneDevice, kind_of, plain_function
-from fragflow.runtime.plan import Segment
+from fragflow.runtime.segments import Segment
 from fragflow.runtime.shared_operands import has_call_with_shared_operands
 
 ROOM = 256

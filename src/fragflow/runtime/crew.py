@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fragflow.errors import FragflowError, RunError
-from fragflow.runtime.schedule import Ask, Get, Keep, Put, Run
+from fragflow.runtime.schedule import Ask, Get, Keep, Put, Run, Turn
 from fragflow.runtime.script import Script, identifier
 from fragflow.runtime.worker import Metrics, Worker
 
@@ -75,7 +75,7 @@ class Crew:
                     case Run(segment):
                         program = worker.programs[segment]
                         return worker, f"segment {program.name}, which runs {program.line}"
-                    case Ask() | Keep():
+                    case Ask() | Keep() | Turn():
                         return worker, "a call of its environments"
                     case Put(transfer):
                         return worker, f"sending message {transfer.name} to {transfer.target}"
@@ -93,6 +93,8 @@ class Crew:
                     scope[name] = worker.caller(worker.programs[segment])
                 case Ask(call):
                     scope[name] = worker.asker(worker.part.host_calls[call])
+                case Turn(turns):
+                    scope[name] = worker.roamer(worker.part.turns[turns])
                 case Put(transfer):
                     scope[name] = worker.sender(transfer)
                 case Get(transfer):

@@ -2,7 +2,7 @@
 
 from fragflow.api.host import HostEnvironment
 from fragflow.graph.cut import Traced
-from fragflow.graph.ir import FDG
+from fragflow.graph.ir import FDG, Fragment
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
 
@@ -30,8 +30,9 @@ def equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) 
     ]
     if partial:
         return f"rounding: {partial[0].source} reduces in parts"
-    for fragment in fdg.fragments.values():
-        line = rounding_glue(fragment, fdg.program.num_envs)
+    whole_size = fdg.program.num_envs
+    for fragment, size in _batches(fdg):
+        line = rounding_glue(fragment, whole_size, size)
         if line is not None:
             return (
                 f"rounding: what {line} computes outside components may round differently in "
@@ -40,22 +41,25 @@ def equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) 
     if deterministic:
         return "bitwise"
     different: set[str] = set()
-    for fragment in fdg.fragments.values():
-        if fragment.replicas > 1:
-            observer.phase("self-test", 0, 1)
-            whole, local = source.at(fdg.program.num_envs), source.at(fragment.num_envs)
-            owned = set(fragment.components)
-            different |= set(
-                components_with_other_bits(
-                    whole.closed.jaxpr,
-                    local.closed.jaxpr,
-                    (fdg.program.num_envs, fragment.num_envs),
-                    owned.__contains__,
-                )
+    for fragment, size in _batches(fdg):
+        observer.phase("self-test", 0, 1)
+        whole, local = source.at(whole_size), source.at(size)
+        owned = set(fragment.components)
+        different |= set(
+            components_with_other_bits(
+                whole.closed.jaxpr, local.closed.jaxpr, (whole_size, size), owned.__contains__
             )
+        )
     if different:
         return (
             f"rounding: {', '.join(sorted(different))} may round differently in batches of this "
             "size (use --deterministic for equal bits)"
         )
     return "bitwise"
+
+
+def _batches(fdg: FDG) -> list[tuple[Fragment, int]]:
+    """The fragments that see fewer environments at once than there are, and how many they see."""
+    sizes = [(f, size) for f in fdg.fragments.values() for size in (f.num_envs, f.first)]
+    whole = fdg.program.num_envs
+    return [(f, size) for f, size in sizes if size is not None and size != whole]

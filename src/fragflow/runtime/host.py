@@ -1,6 +1,7 @@
 """Environments on the host while a run uses them: opened, checked at every step, closed."""
 
 import contextlib
+import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,8 @@ def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
             size = fdg.program.num_envs // count
             pools[name] = []
             for r in range(count * workers):
-                pools[name].append(HostPool(host, range(r * size, (r + 1) * size)))
+                ids = range(r * size, (r + 1) * size)
+                pools[name].append(HostPool(host, ids, in_turns=fragment.first is not None))
     except BaseException:
         close_pools(pools)
         raise
@@ -86,7 +88,8 @@ def answer_by(pools: Mapping[str, Sequence["HostPool"]]) -> Callable[..., Sequen
 class HostPool:
     """The environments of one worker, and what became of their episodes."""
 
-    def __init__(self, host: Host, ids: Sequence[int]):
+    def __init__(self, host: Host, ids: Sequence[int], in_turns: bool = False):
+        """`in_turns`, they answer one by one: see `send` and `receive`."""
         self.ids = tuple(ids)
         self._host = host
         self._environment = host.environment
@@ -94,19 +97,14 @@ class HostPool:
         if host.is_compiled:
             host.pool = self
         try:
-            self.batch: Any = host.environment.open(self.ids)
+            environment: Any = host.environment
+            opened = environment.open_in_turns if in_turns else environment.open
+            self.batch: Any = opened(self.ids)
         except Exception as error:
             raise self._fault("its start", error) from error
         self.busy_since: float | None = None
         """when the call that is under way began"""
-        count = len(self.ids)
-        self._types = {
-            method: [
-                jax.ShapeDtypeStruct((count, *t.shape), t.dtype) for t in host.result_types(method)
-            ]
-            for method in ("reset", "step")
-        }
-        self._range = Range.of(host.environment.observation, self._types["reset"][0].shape)
+        self._expected = functools.cache(self._expectations)
         self._first_team = teams_of(host.environment)[0]
         self._action_type = np.dtype(host.environment.action.dtype)
 
@@ -153,30 +151,66 @@ class HostPool:
         raw = np.asarray(raw_keys).astype(np.uint64)
         seeds = ((raw[:, 0] ^ (raw[:, 1] << np.uint64(7))) & np.uint64(0x7FFFFFFF)).astype(np.int64)
         self._steps = 0
+        self._made = np.zeros(len(self.ids), np.int32)
         try:
             obs = self.batch.reset(seeds)
         except Exception as error:
             raise self._fault("reset", error) from error
         leaves = jax.tree.leaves(obs)
-        self._check("reset", leaves, self._types["reset"], observations=1)
+        self._check("reset", leaves, observations=1)
         return leaves
 
     def _step(self, ticket: Any, record: Any, action: Any) -> Sequence[np.ndarray]:
         ticket = np.asarray(ticket)
-        if ticket[0] != self._steps:
-            raise EnvironmentFault(
-                f"{self._environment.name} runs on the host and cannot go back: it has made "
-                f"{self._steps} steps, but env.step got a state after {ticket[0]}. Use every state "
-                "that env.step returns once."
-            )
+        self._refuse_old(ticket[0], self._steps)
         self._steps += 1
         try:
             step = self.batch.step(np.asarray(action, self._action_type))
         except Exception as error:
             raise self._fault("step", error) from error
         leaves = jax.tree.leaves(tuple(step))
-        self._check("step", leaves, self._types["step"][2:], observations=2)
+        self._check("step", leaves, observations=2)
         return [ticket + np.int32(1), self._recorded(np.asarray(record), step), *leaves]
+
+    def send(self, rows: np.ndarray, ticket: np.ndarray, action: np.ndarray) -> None:
+        """Starts a step in some environments, where they answer one by one."""
+        made = self._made[rows]
+        for wrong in np.flatnonzero(ticket != made):
+            self._refuse_old(ticket[wrong], made[wrong])
+        self._made[rows] += 1
+        self._steps = max(self._steps, int(made.max()) + 1)
+        try:
+            self.batch.send(rows, np.asarray(action, self._action_type))
+        except Exception as error:
+            raise self._fault("step", error) from error
+
+    def receive(self, count: int) -> tuple[np.ndarray, HostStep]:
+        """Waits for the first `count` answers: of which rows, and what."""
+        with self.waiting():
+            try:
+                rows, step = self.batch.receive(count)
+            except Exception as error:
+                raise self._fault("step", error) from error
+        self._check("step", jax.tree.leaves(tuple(step)), observations=2, rows=rows)
+        return rows, step
+
+    def answered(
+        self, ticket: np.ndarray, record: np.ndarray, step: HostStep
+    ) -> Sequence[np.ndarray]:
+        """What a call of the traced program returns, for some environments."""
+        return [
+            ticket + np.int32(1),
+            self._recorded(record, step),
+            *jax.tree.leaves(tuple(step)),
+        ]
+
+    def _refuse_old(self, ticket: int, made: int) -> None:
+        if ticket != made:
+            raise EnvironmentFault(
+                f"{self._environment.name} runs on the host and cannot go back: it has made "
+                f"{made} steps, but env.step got a state after {ticket}. Use every state "
+                "that env.step returns once."
+            )
 
     def _recorded(self, record: np.ndarray, step: HostStep) -> np.ndarray:
         record = record.copy()
@@ -194,10 +228,30 @@ class HostPool:
             record[done, 0:2] = 0.0
         return record
 
+    def _expectations(
+        self, method: str, count: int
+    ) -> tuple[Sequence[jax.ShapeDtypeStruct], Range | None]:
+        """The types of what `count` environments answer, and the range of their observations."""
+        types = [
+            jax.ShapeDtypeStruct((count, *t.shape), t.dtype)
+            for t in self._host.result_types(method)
+        ]
+        types = types if method == "reset" else types[2:]
+        return types, Range.of(self._environment.observation, types[0].shape)
+
     def _check(
-        self, method: str, leaves: Sequence[Any], types: Sequence[Any], observations: int
+        self,
+        method: str,
+        leaves: Sequence[Any],
+        observations: int,
+        rows: Sequence[int] | np.ndarray | None = None,
     ) -> None:
-        """Refuses what an environment must not answer; the first leaves are observations."""
+        """Refuses what an environment must not answer; the first leaves are observations.
+
+        `rows` say whose they are, if not of all.
+        """
+        ids = self.ids if rows is None else [self.ids[row] for row in rows]
+        types, bounds = self._expected(method, len(ids))
         before = None
         for k, (leaf, expected) in enumerate(zip(leaves, types, strict=True)):
             if leaf is before:
@@ -209,26 +263,28 @@ class HostPool:
                     f"{method} at step {self._steps}: expected {expected.dtype}"
                     f"{list(expected.shape)}"
                 )
-            if k < observations and self._range is not None:
-                if not self._range.holds(leaf):
-                    self._refuse_non_finite(method, leaf)
-                    self._refuse_out_of_range(method, leaf, self._range)
+            if k < observations and bounds is not None:
+                if not bounds.holds(leaf):
+                    self._refuse_non_finite(method, leaf, ids)
+                    self._refuse_out_of_range(method, leaf, bounds, ids)
             elif leaf.dtype == np.float32 and np.count_nonzero(np.isfinite(leaf)) != leaf.size:
-                self._refuse_non_finite(method, leaf)
+                self._refuse_non_finite(method, leaf, ids)
 
-    def _refuse_non_finite(self, method: str, leaf: np.ndarray) -> None:
+    def _refuse_non_finite(self, method: str, leaf: np.ndarray, ids: Sequence[int]) -> None:
         bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(1))
         if len(bad):
             raise EnvironmentFault(
-                f"{self._environment.name}: environment {self.ids[bad[0]]} returned NaN or "
+                f"{self._environment.name}: environment {ids[bad[0]]} returned NaN or "
                 f"infinity from {method} at step {self._steps}"
             )
 
-    def _refuse_out_of_range(self, method: str, leaf: np.ndarray, bounds: Range) -> None:
+    def _refuse_out_of_range(
+        self, method: str, leaf: np.ndarray, bounds: Range, ids: Sequence[int]
+    ) -> None:
         breach = bounds.breach(leaf)
         if breach is not None:
             raise EnvironmentFault(
-                f"{self._environment.name}: environment {self.ids[breach.row]} returned an "
+                f"{self._environment.name}: environment {ids[breach.row]} returned an "
                 f"observation from {method} at step {self._steps} that is out of range: "
                 f"{breach.words}. {breach.fix}"
             )

@@ -11,7 +11,8 @@ from fragflow.errors import ConfigError, did_you_mean
 from fragflow.graph.ir import FDG, Fragment, Op, walk
 from fragflow.runtime import onnx_engine
 from fragflow.runtime.compiled import Engine
-from fragflow.runtime.plan import Part, Plan, Segment
+from fragflow.runtime.plan import Part, Plan
+from fragflow.runtime.segments import Segment
 
 ACTOR, ONNX = "actor", "onnx"
 """the component that an inference engine may run, and the engine"""

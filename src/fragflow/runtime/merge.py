@@ -19,6 +19,7 @@ from fragflow.runtime.schedule import (
     Put,
     Repeat,
     Run,
+    Turn,
     Work,
 )
 
@@ -86,7 +87,7 @@ class Order:
 
         None for what a fragment does by itself, without a message.
         """
-        if isinstance(item, Run | Ask | Keep):
+        if isinstance(item, Run | Ask | Keep | Turn):
             return None
         if isinstance(item, _Nest):
             return (self._of_loop[item.name], 0) if item.name in self._of_loop else None

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fragflow._jax import source_line
 from fragflow.graph.ir import (
     FDG,
-    Constant,
     Fragment,
     Loop,
     Node,
@@ -21,6 +19,7 @@ from fragflow.graph.ir import (
     is_host_call,
     walk,
 )
+from fragflow.graph.turns import host_steps
 from fragflow.runtime.evaluate import Local
 from fragflow.runtime.in_place import large_state
 from fragflow.runtime.pack import Draft, pack_rows
@@ -36,36 +35,10 @@ from fragflow.runtime.schedule import (
     Put,
     Repeat,
     Run,
+    Turn,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Nodes that compile into one program."""
-
-    nodes: tuple[Node | Local, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-    donated: frozenset[Value] = frozenset()
-    is_repeated: bool = False
-    """runs at every step of a loop, so that what a call costs counts"""
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        return tuple(
-            sorted({c for n in walk(_nodes(self)) if isinstance(n, Op) for c in n.components})
-        )
-
-    @property
-    def line(self) -> str:
-        """A line of the user's code that this segment runs, a component's if it has one."""
-        ops = [n for n in walk(_nodes(self)) if isinstance(n, Op)]
-        ops.sort(key=lambda op: not op.components)
-        return source_line(ops[0].eqn) if ops else "generated code"
-
-
-def _nodes(segment: Segment) -> tuple[Node, ...]:
-    return tuple(n for n in segment.nodes if not isinstance(n, Local))
+from fragflow.runtime.segments import Segment, defined_by, defines_of, ops_in, reads_of
+from fragflow.runtime.turn_plan import Turns, plan_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +76,8 @@ class Part:
     packed_avals: Mapping[Value, Any] = field(default_factory=dict)
     """types of the arrays in which a loop's outputs are collected"""
     host_calls: tuple[Op, ...] = ()
+    turns: tuple[Turns, ...] = ()
+    """loops whose steps environments make at their own pace; their segments come last"""
     in_place: frozenset[Value] = frozenset()
     """state that programs write into"""
 
@@ -136,11 +111,12 @@ def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
     segments = _finished(draft, large)
     return Part(
         fragment=fragment,
-        segments=segments,
+        segments=(*segments, *(s for turns in planner.turns for s in turns.segments)),
         in_place=frozenset(v for segment in segments for v in segment.donated if v in large),
         loops=tuple(draft.loops),
         code=tuple(draft.code),
         host_calls=tuple(planner.host_calls),
+        turns=tuple(planner.turns),
         fused=False,
         packed_avals=draft.packed_avals,
     )
@@ -153,6 +129,7 @@ class _Planner:
         self.code: list[Instruction] = []
         self.loops: list[LoopPlan] = []
         self.host_calls: list[Op] = []
+        self.turns: list[Turns] = []
         self._fdg = fdg
         self._fragment = fragment
         self._avals = fdg.program.avals[fragment.num_envs]
@@ -169,6 +146,8 @@ class _Planner:
                     self._send(node.transfer)
                 case Receive():
                     self._receive(node.transfer)
+                case Loop() if self._fragment.first is not None and host_steps(node.body):
+                    self._turn(node)
                 case Loop() if not is_compilable(node):
                     self._loop(node)
                 case Op() if is_host_call(node):
@@ -188,6 +167,13 @@ class _Planner:
         self.flush()
         self.code.append(Ask(len(self.host_calls)))
         self.host_calls.append(op)
+
+    def _turn(self, loop: Loop) -> None:
+        turns = plan_turns(self._fragment, loop)
+        self._shell_reads |= set(turns.inputs)
+        self.flush()
+        self.code.append(Turn(len(self.turns)))
+        self.turns.append(turns)
 
     def _send(self, transfer: Transfer) -> None:
         pieces = share(self._fdg, transfer)
@@ -209,7 +195,7 @@ class _Planner:
 
     def _receive(self, transfer: Transfer) -> None:
         # Glue may wait for the message and join the next segment; a component must not.
-        if any(isinstance(n, Op) and n.components for n in walk(_ops(self._pending))):
+        if any(isinstance(n, Op) and n.components for n in walk(ops_in(self._pending))):
             self.flush()
         self.code.append(Get(transfer))
         pieces = share(self._fdg, transfer)
@@ -278,7 +264,7 @@ class _Planner:
         collect()
         for node in loop.body:
             self.block((node,))
-            defined |= _defined(node)
+            defined |= defined_by(node)
             collect()
         for stack in waiting:  # elements from outside the loop
             defined.add(stack.element)
@@ -300,8 +286,8 @@ def _finished(draft: Draft, large: Mapping[Value, Value]) -> tuple[Segment, ...]
 
     `large` state is written into by the segment that alone reads it and makes what follows it.
     """
-    reads = [_reads(nodes) for nodes in draft.segments]
-    defines = [_defines(nodes) for nodes in draft.segments]
+    reads = [reads_of(nodes) for nodes in draft.segments]
+    defines = [defines_of(nodes) for nodes in draft.segments]
     repeated, depth = set(), 0
     for instruction in draft.code:
         depth += isinstance(instruction, Enter) - isinstance(instruction, Repeat)
@@ -327,63 +313,3 @@ def _finished(draft: Draft, large: Mapping[Value, Value]) -> tuple[Segment, ...]
             )
         )
     return tuple(finished)
-
-
-def _ops(nodes: Sequence[Node | Local]) -> tuple[Node, ...]:
-    return tuple(n for n in nodes if not isinstance(n, Local))
-
-
-def _defined(node: Node) -> set[Value]:
-    match node:
-        case Op():
-            return {v for v in node.outputs if v is not None}
-        case Constant():
-            return {node.output}
-        case Loop():
-            return {c.final for c in node.carries} | {s.outside for s in node.stacks}
-        case Receive():
-            return {p.value for p in node.transfer.parcels}
-        case _:
-            return set()
-
-
-def _reads(nodes: Sequence[Node | Local]) -> list[Value]:
-    """Values that nodes read but do not define before, in order of first use."""
-    defined: set[Value] = set()
-    free: dict[Value, None] = {}
-
-    def read(values: Sequence[Value | None]) -> None:
-        free.update((v, None) for v in values if v is not None and v not in defined)
-
-    def visit(node: Node | Local) -> None:
-        match node:
-            case Op() | Local():
-                read(node.inputs)
-                defined.update(v for v in node.outputs if v is not None)
-            case Constant():
-                defined.add(node.output)
-            case Loop():
-                read([c.init for c in node.carries])
-                read([s.outside for s in node.slices])
-                defined.update(c.inside for c in node.carries)
-                defined.update(s.inside for s in node.slices)
-                for inner in node.body:
-                    visit(inner)
-                read([c.next for c in node.carries])
-                read([s.element for s in node.stacks])
-                defined.update(c.final for c in node.carries)
-                defined.update(s.outside for s in node.stacks)
-            case _:
-                raise AssertionError(f"{type(node).__name__} in a segment")
-
-    for node in nodes:
-        visit(node)
-    return list(free)
-
-
-def _defines(nodes: Sequence[Node | Local]) -> list[Value]:
-    values: dict[Value, None] = {}
-    for node in nodes:
-        names = node.outputs if isinstance(node, Local) else sorted(_defined(node))
-        values.update((v, None) for v in names)
-    return list(values)

@@ -33,6 +33,13 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Make all steps of a loop, each environment at its own pace."""
+
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     """Send a message."""
 
@@ -63,7 +70,7 @@ class Repeat:
     first: int
 
 
-Work: TypeAlias = Run | Ask | Keep
+Work: TypeAlias = Run | Ask | Keep | Turn
 """what a fragment does by itself"""
 Message: TypeAlias = Put | Get
 Instruction: TypeAlias = Work | Message | Enter | Repeat

@@ -11,7 +11,7 @@ from fragflow.graph.ir import FDG, Value
 from fragflow.runtime.merge import Block, Order, SharedLoop, Step, merged
 from fragflow.runtime.parcels import incoming, outgoing
 from fragflow.runtime.plan import Part, Plan
-from fragflow.runtime.schedule import Ask, Get, Keep, Message, Put, Run, Work
+from fragflow.runtime.schedule import Ask, Get, Keep, Message, Put, Run, Turn, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +186,9 @@ class _Writer:
             case Ask():
                 op = self.parts[fragment].host_calls[instruction.call]
                 line = self._call(step, "ask", op.outputs, [v for v in op.inputs if v is not None])
+            case Turn():
+                turns = self.parts[fragment].turns[instruction.turns]
+                line = self._call(step, "turn", turns.outputs, turns.inputs)
             case Keep():
                 stack = self.parts[fragment].loops[instruction.loop].rows[instruction.row]
                 row = self.row_numbers[fragment, instruction.loop]
@@ -214,6 +217,10 @@ class _Writer:
                 return f"{fragment}/{segment}: {components or 'glue'}"
             case Ask(call):
                 return f"{fragment}: {', '.join(self.parts[fragment].host_calls[call].components)}"
+            case Turn(turns):
+                loop = self.parts[fragment].turns[turns]
+                components = sorted({*loop.before.components, *loop.call.components})
+                return f"{fragment}: the first that answer: {', '.join(components)}"
             case Keep():
                 return "collected on the host"
             case Put(transfer) | Get(transfer):

@@ -17,6 +17,8 @@ from fragflow.runtime.layout import Layout, kind_of
 from fragflow.runtime.parcels import incoming, outgoing, share
 from fragflow.runtime.plan import Part
 from fragflow.runtime.schedule import routes
+from fragflow.runtime.turn_plan import Turns
+from fragflow.runtime.turns import Roamer
 
 Metrics = dict[Value, list[np.ndarray]]
 
@@ -108,6 +110,23 @@ class Worker:
             return [layout.place(result, varying(0)) for result in results]
 
         return ask
+
+    def roamer(self, turns: Turns) -> Roamer:
+        """Takes this worker's environments through a loop, each at its own pace."""
+        pool, first = self.pool, self.part.fragment.first
+        assert pool is not None, "environments on the host take turns"
+        assert first is not None
+        programs = [
+            program
+            for segment, program in zip(self.part.segments, self.programs, strict=True)
+            if any(segment is one for one in turns.segments)
+        ]
+        constants = {
+            c.output: c.arrays[first]
+            for c in self.part.fragment.constants
+            if c.output in turns.inputs
+        }
+        return Roamer(turns, programs, pool, first, self._fdg.row_kinds, constants)
 
     def room_for(self, value: Value) -> Callable[[], np.ndarray]:
         """A function that makes room for rows that the host adds.

@@ -89,8 +89,16 @@ def _train(words: list[str]) -> int:
         find_policy(values["policy"], values["env"]).name,
         values["seed"],
     )
-    same = ("num_envs", "total_steps", "seed", "policy", "sync", "runtime", "workers")
-    more = ("learners", "deterministic", "optimise", "eval_every", "eval_episodes", "quiet")
+    same = ("num_envs", "total_steps", "seed", "policy", "sync", "first", "runtime")
+    more = (
+        "workers",
+        "learners",
+        "deterministic",
+        "optimise",
+        "eval_every",
+        "eval_episodes",
+        "quiet",
+    )
     with Interrupts(_notice) as interrupts:
         result = train(
             algorithm,
@@ -121,7 +129,7 @@ def _show(words: list[str]) -> int:
     from fragflow.runtime.plan import make_plan
     from fragflow.tools import names
 
-    policy = names.find_policy(values["policy"], values["env"], values["sync"])
+    policy = names.find_policy(values["policy"], values["env"], values["sync"], values["first"])
     made = names.make_algorithm(algorithm, hyper)
     experiment = Experiment(
         algorithm=made,

@@ -81,6 +81,14 @@ DEPLOYMENT = (
         "learnt; async[=K]: messages are handled as they come, at most K updates late",
         shown_default="default: the policy's",
     ),
+    Option(
+        name="first",
+        kind=int,
+        metavar="K",
+        help="act on the first K environments of a worker that have answered, not on all together "
+        "(EnvPool's)",
+        shown_default="default: the policy's",
+    ),
     Option(name="workers", kind=int, metavar="N", default=1, help="workers of the policy"),
     Option(name="learners", kind=int, metavar="N", default=1, help="learners of the policy"),
     Option(

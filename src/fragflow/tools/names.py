@@ -136,12 +136,14 @@ def runs_on_host(env: Any) -> bool:
     return isinstance(find_environment(env) if isinstance(env, str) else env, HostEnvironment)
 
 
-def find_policy(policy: Any, env: Any, sync: Any = None) -> Policy:
+def find_policy(policy: Any, env: Any, sync: Any = None, first: int | None = None) -> Policy:
     """A policy from its name, from `module:attribute`, or as it is; for None what suits `env`.
 
-    `sync` replaces how it is synchronised.
+    `sync` replaces how it is synchronised, `first` how many environments are acted on at a time.
     """
     found = _find_policy(policy, env)
+    if first is not None:
+        found = dataclasses.replace(found, first=first)
     if sync is None:
         return found
     return dataclasses.replace(

@@ -95,6 +95,7 @@ def train(
     seed: int = 0,
     policy: Policy | str | None = None,
     sync: Synchronisation | str | None = None,
+    first: int | None = None,
     runtime: str = "local",
     workers: int = 1,
     learners: int = 1,
@@ -115,13 +116,15 @@ def train(
     `algorithm`, `env` and `policy` are objects or names; `hyperparameters` replace those of the
     algorithm, `env_args` configure an environment given by name, `wrap` is what `ff.wrap` takes by
     name. `total_steps` is rounded up to whole iterations. `sync` (lockstep, lag=K, async, async=K)
-    replaces how the policy's fragments are synchronised; `implementations` how kernels and the
-    actor are computed, as in `{"actor": "onnx"}`. With `run_dir`, configuration, metrics,
+    replaces how the policy's fragments are synchronised; `first` how many environments of a worker
+    are acted on at a time (EnvPool's, the first that have answered); `implementations` how kernels
+    and the actor are computed, as in `{"actor": "onnx"}`. With `run_dir`, configuration, metrics,
     weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
     iterations; True ends the run in good order.
     """
     for name, value, least in (
         ("workers", workers, 1),
+        ("first", first, 1),
         ("learners", learners, 1),
         ("num-envs", num_envs, 1),
         ("total-steps", total_steps, 1),
@@ -132,7 +135,7 @@ def train(
         _require_whole(name, value, least)
     if runtime not in get_args(RuntimeName):
         raise ConfigError(unknown("runtime", runtime, get_args(RuntimeName)))
-    chosen_policy = names.find_policy(policy, env, sync)
+    chosen_policy = names.find_policy(policy, env, sync, first)
     deployment = Deployment(workers=workers, learners=learners)
     directory = None if run_dir is None else RunDirectory.create(run_dir)
     display: Display = Quiet() if quiet else display_for()
@@ -161,6 +164,7 @@ def train(
             "total_steps": total_steps,
             "policy": chosen_policy.name,
             "sync": str(chosen_policy.synchronisation),
+            "first": chosen_policy.first,
             "runtime": runtime,
             "workers": workers,
             "learners": learners,
@@ -177,6 +181,7 @@ def train(
             f"policy {chosen_policy.name}"
             + (f" ({names.why_default(chosen_policy)})" if policy is None else "")
             + (f", {asked['sync']}" if chosen_policy.synchronisation != LOCKSTEP else "")
+            + (f", the first {asked['first']} that answer" if asked["first"] else "")
             + f", workers {workers}, learners {learners}, runtime {runtime}, seed {seed}"
         )
         acts = type(made).policy is not Algorithm.policy
