@@ -30,7 +30,7 @@ demo: $(BASE) ## train PPO on CartPole-v1
 		--run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-all: $(STAMP) ## run the slow tests too: hours on two cores
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m ""

@@ -6,6 +6,7 @@ python scripts/policy_table.py --write  writes the file
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from fragflow.algorithms import ALGORITHMS, algorithm_class
 from fragflow.environments import make_environment
 from fragflow.errors import FragflowError
 from fragflow.graph.cut import Traced, cut, traced
+from fragflow.graph.ir import FDG
+from fragflow.graph.synchronise import late_messages
 from fragflow.policies import POLICIES, Deployment, Policy, synchronisation
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms-and-policies.md"
@@ -25,7 +28,6 @@ TAG: dict[str, Any] = {"agents": 6, "neighbours": 3}
 AGENTS = {"ippo": TAG, "mappo": TAG}
 """algorithms for several agents, and the game they play"""
 WORKERS = 2
-KINDS = ("lockstep", "lag=1", "async")
 INTRODUCTION = """\
 # Algorithms and policies
 
@@ -57,13 +59,9 @@ def page() -> str:
         cells = []
         for policy in POLICIES.values():
             marks = []
-            for kind, letter in zip(KINDS, "LKA", strict=True):
-                chosen = replace(policy, synchronisation=synchronisation(kind))
-                reason = (
-                    refusal(one_worker, chosen, 1)
-                    if kind == "async"
-                    else refusal(all_workers, chosen, WORKERS)
-                )
+            for letter, reason in zip(
+                "LKA", refusals(all_workers, one_worker, policy), strict=True
+            ):
                 if reason is None:
                     marks.append(f"**{letter}**")
                 else:
@@ -74,10 +72,28 @@ def page() -> str:
     return INTRODUCTION + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(notes) + "\n"
 
 
-def refusal(source: Traced, policy: Policy, workers: int) -> str | None:
-    """Why an algorithm cannot be deployed so; None if it can."""
+def refusals(all_workers: Traced, one_worker: Traced, policy: Policy) -> list[str | None]:
+    """Why an algorithm cannot be in lockstep, late, asynchronous; None if it can."""
+    policy, late, asynchronous = (
+        replace(policy, synchronisation=synchronisation(kind))
+        for kind in ("lockstep", "lag=1", "async")
+    )
+    several = Deployment(workers=WORKERS, learners=WORKERS)
+    graphs: list[FDG] = []
+    lockstep = refusal(policy, lambda: graphs.append(cut(all_workers, policy, several)))
+    # The graph of a late policy is the same; only its messages must allow it.
+    lag = lockstep if lockstep else refusal(late, lambda: late_messages(late, graphs[0]))
+    return [
+        lockstep,
+        lag,
+        refusal(asynchronous, lambda: cut(one_worker, asynchronous, Deployment())),
+    ]
+
+
+def refusal(policy: Policy, act: Callable[[], object]) -> str | None:
+    """What an act says against a policy; None if nothing."""
     try:
-        cut(source, policy, Deployment(workers=workers, learners=workers))
+        act()
     except FragflowError as error:
         reason = " ".join(str(error).split())
         for words in (f"policy {policy.name!r}", policy.name):

@@ -32,6 +32,18 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
 
+COMPILED_QUICKLY = ("cli", "docs", "remote")
+"""folders whose programs are compiled with few optimisations: most of the time would go there"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    is_quick = request.path.parent.name in COMPILED_QUICKLY
+    jax.config.update("jax_disable_most_optimizations", is_quick)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Many tests compile the same programs: most of the time goes there.
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("xla")))

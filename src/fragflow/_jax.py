@@ -361,6 +361,11 @@ def num_cpu_devices() -> int:
     return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def setting(name: str) -> Any:
+    """One of JAX's settings, also of those that it does not show."""
+    return jax.config._read(name)
+
+
 def result_name(eqn: Eqn, position: int) -> str:
     """What the user's code calls a result: the component that makes it, and its field."""
     if eqn.primitive is host_call_p:

@@ -40,7 +40,7 @@ from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
 from fragflow.runtime.training import Engine, train
 
-RuntimeName = Literal["local", "eager"]
+RuntimeName = Literal["local", "eager", "processes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,8 @@ class Outcome:
     train_seconds: float
     messages: int
     bytes_moved: int
+    replacements: int = 0
+    """worker processes that were lost, and replaced"""
     load: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
     @property
@@ -144,6 +146,7 @@ def run(
             observer,
             is_deterministic=deterministic,
             asynchronous=_asynchronous(policy, workers),
+            in_processes=runtime == "processes",
             implementations=implementations,
             stall_timeout_seconds=stall_timeout_seconds,
         )
@@ -172,6 +175,7 @@ def run(
         train_seconds=seconds,
         messages=engine.num_messages,
         bytes_moved=engine.bytes_moved,
+        replacements=getattr(engine, "replacements", 0),
     )
 
 
@@ -249,6 +253,7 @@ def _prepare_local(
     *,
     is_deterministic: bool,
     asynchronous: Mapping[str, int],
+    in_processes: bool,
     implementations: Mapping[str, str] | None,
     stall_timeout_seconds: float,
 ) -> _Ready:
@@ -260,11 +265,15 @@ def _prepare_local(
     observer.phase("initialising", 0, 1)
     names = [carry.inside for carry in fdg.program.loop.carries]
     how_equal = equality(fdg, source, is_deterministic, observer)
-    pools = open_pools(fdg, asynchronous.get("workers", 1))
-    if asynchronous:
-        runtime = functools.partial(AsyncRuntime, **asynchronous)
+    if in_processes:
+        pools, runtime, release = _processes(fdg, asynchronous)
     else:
-        runtime = LaggedRuntime if fdg.delays else LocalRuntime
+        pools = open_pools(fdg, asynchronous.get("workers", 1))
+        release = functools.partial(close_pools, pools)
+        if asynchronous:
+            runtime = functools.partial(AsyncRuntime, **asynchronous)
+        else:
+            runtime = LaggedRuntime if fdg.delays else LocalRuntime
     try:
         first = _first_state(experiment, source, sources, pools)
         engine = runtime(
@@ -278,7 +287,7 @@ def _prepare_local(
             progress=observer.phase,
         )
     except BaseException:
-        close_pools(pools)
+        release()
         raise
     others = inexact(fdg, engine.picks)
     if others and not how_equal.startswith("different"):
@@ -298,11 +307,26 @@ def _prepare_local(
     )
 
 
+def _processes(
+    fdg: FDG, asynchronous: Mapping[str, int]
+) -> tuple[Mapping[str, Sequence[Any]], Callable[..., Any], Callable[[], None]]:
+    """Starts the processes of a run: their environments, the runtime for them, and how they end."""
+    from fragflow.remote.fleet import Fleet
+    from fragflow.remote.runtime import AsyncInProcesses, InProcesses, LaggedInProcesses
+
+    fleet = Fleet(fdg)
+    if asynchronous:
+        runtime = functools.partial(AsyncInProcesses, **asynchronous)
+    else:
+        runtime = LaggedInProcesses if fdg.delays else InProcesses
+    return fleet.pools, functools.partial(runtime, fleet=fleet), fleet.close
+
+
 def _first_state(
     experiment: Experiment,
     source: Traced,
     sources: Mapping[str, np.ndarray],
-    pools: Mapping[str, Sequence[HostPool]],
+    pools: Mapping[str, Sequence[Any]],
 ) -> list[Any]:
     """The leaves of the first state."""
     arguments = (sources["run_key"], sources["env_ids"])

@@ -19,7 +19,7 @@ SUMMARY_FIELDS = {
     *("algorithm", "env", "policy", "runtime", "workers", "learners", "seed", "env_steps"),
     *("iterations", "compile_seconds", "train_seconds", "steps_per_second", "mean_return"),
     *("eval_return", "episodes", "params_sha256", "programs", "messages", "bytes_moved", "bound"),
-    *("equality", "load", "interrupted", "versions", "sync", "implementations"),
+    *("replacements", "equality", "load", "interrupted", "versions", "sync", "implementations"),
 }
 
 

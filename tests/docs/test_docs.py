@@ -6,13 +6,11 @@ A `python` block runs, after the blocks before it. A `text` block right after it
 
 import io
 import re
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from fragflow.tools.cli import main
@@ -47,14 +45,6 @@ def blocks(text: str) -> list[Block]:
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly() -> Iterator[None]:
-    """Compiling is most of the work here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if blocks(p.read_text())], ids=name_of)

@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,14 +54,6 @@ class Line:
         state = jnp.stack([position, time])
         far = jnp.abs(position)
         return ff.Step(state, state, -far, terminated=far > 1.5, truncated=time >= 5.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly() -> Iterator[None]:
-    """Compiling is most of the work here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache

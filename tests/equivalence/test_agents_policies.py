@@ -17,6 +17,8 @@ CASES = {
     "mappo": (RECURRENT, TAG),
 }
 """in a game whose steps round the same in any batch; those of JaxMARL's do not"""
+QUICK = [("ippo", "multi-learner"), ("mappo", "central")]
+"""of the many combinations, those that are tried every time"""
 SAME_BITS = [
     *((policy, workers) for policy in ONE_LEARNER for workers in (2, 4)),
     *((policy, 1) for policy in (*ONE_LEARNER, "multi-learner", "central")),
@@ -24,7 +26,7 @@ SAME_BITS = [
 
 
 @pytest.mark.parametrize(("policy", "workers"), graded(SAME_BITS))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["ippo", pytest.param("mappo", marks=pytest.mark.slow)])
 def test_replicated_actors_and_environments_give_the_same_bits(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=64, iterations=2)
     cut = train(*CASES[case], policy, workers, num_envs=64, iterations=2)
@@ -33,7 +35,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
     assert digest(cut.state) == digest(fused.state)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_learner_for_each_team_gives_the_same_bits(workers):
     fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=64, iterations=2)
     cut = train(*CASES["ippo"], "learner-per-team", workers, num_envs=64, iterations=2)
@@ -52,8 +54,14 @@ def test_where_steps_round_differently_it_is_said():
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy", REPLICATED)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "policy"),
+    [
+        pytest.param(case, policy, marks=[] if (case, policy) in QUICK else pytest.mark.slow)
+        for case in CASES
+        for policy in REPLICATED
+    ],
+)
 def test_replicated_learners_agree_to_rounding(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=24, iterations=3)
     cut = train(*CASES[case], policy, workers, num_envs=24, iterations=3)

@@ -13,7 +13,13 @@ from fragflow.errors import ConfigError
 from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.blocks import blocked_operations
-from fragflow.runtime.compiled import Program, compile_segment, compile_training
+from fragflow.runtime.compiled import (
+    Draft,
+    Engine,
+    compile_draft,
+    draft_segment,
+    draft_training,
+)
 from fragflow.runtime.evaluate import Setting
 from fragflow.runtime.implementations import engine_for, kernel_programs, pick
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
@@ -71,7 +77,7 @@ class Assembly:
         self._compiler_options = dict(compiler_options or {})
         self._progress = progress or _no_progress
         self._layouts = {name: _layouts(part) for name, part in plan.parts.items()}
-        self._compiled: dict[tuple[str, Any], list[Program]] = {}
+        self._compiled: dict[tuple[str, Any], list[Any]] = {}
         self._total = sum(
             (1 if part.fused else len(part.segments))
             * len(set(map(_device_key, self._layouts[name])))
@@ -82,11 +88,16 @@ class Assembly:
         """Where the replicas of a fragment are; a group's are all in one place."""
         return self._layouts[name]
 
-    def programs(self, name: str, layout: Layout) -> list[Program]:
-        """A fragment's programs; replicas on one device share them."""
+    def programs(
+        self,
+        name: str,
+        layout: Layout,
+        finish: Callable[[Draft, Engine | None], Any] = compile_draft,
+    ) -> list[Any]:
+        """A fragment's programs, made of drafts by `finish`; replicas on one device share them."""
         key = (name, _device_key(layout))
         if key not in self._compiled:
-            self._compiled[key] = self._compile(self.plan.parts[name], layout)
+            self._compiled[key] = self._compile(self.plan.parts[name], layout, finish)
         return self._compiled[key]
 
     def first_values(
@@ -119,7 +130,9 @@ class Assembly:
             values[carry.init] = values[carry.inside] = first
         return values
 
-    def _compile(self, part: Part, layout: Layout) -> list[Program]:
+    def _compile(
+        self, part: Part, layout: Layout, finish: Callable[[Draft, Engine | None], Any]
+    ) -> list[Any]:
         fragment = part.fragment
         avals = self._avals(part, fragment.num_envs)
         kinds = self.fdg.kinds[fragment.name]
@@ -128,18 +141,17 @@ class Assembly:
         if part.fused:
             self._progress("compiling", self.num_programs, self._total)
             sources = list(self.fdg.program.sources.values())
-            programs.append(
-                compile_training(
-                    fragment,
-                    sources,
-                    avals,
-                    kinds,
-                    layout,
-                    setting,
-                    self._compiler_options,
-                    part.in_place,
-                )
+            draft = draft_training(
+                fragment,
+                sources,
+                avals,
+                kinds,
+                layout,
+                setting,
+                self._compiler_options,
+                part.in_place,
             )
+            programs.append(finish(draft, None))
             self.num_programs += 1
         for index, segment in enumerate(part.segments):
             self._progress("compiling", self.num_programs, self._total)
@@ -149,11 +161,8 @@ class Assembly:
             if segment.num_envs is not None:
                 types = self._avals(part, segment.num_envs)
                 how = self._setting(part, layout, segment.num_envs)
-            programs.append(
-                compile_segment(
-                    segment, types, kinds, layout, how, name, self._compiler_options, engine
-                )
-            )
+            draft = draft_segment(segment, types, kinds, layout, how, name, self._compiler_options)
+            programs.append(finish(draft, engine))
             self.num_programs += 1
         self._progress("compiling", self.num_programs, self._total)
         return programs

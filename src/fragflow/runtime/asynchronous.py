@@ -20,10 +20,11 @@ from fragflow.graph.kinds import Kind, Tag
 from fragflow.runtime.assembly import Assembly, Progress
 from fragflow.runtime.channels import Closed
 from fragflow.runtime.crew import Crew
+from fragflow.runtime.hand import Hand
 from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
-from fragflow.runtime.office import Counter, Desk, Office
-from fragflow.runtime.plan import make_plan
+from fragflow.runtime.office import Desk, Letter, Office
+from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.script import write
 from fragflow.runtime.streams import POLL_SECONDS, Streams
 from fragflow.runtime.worker import Metrics, Worker
@@ -68,15 +69,7 @@ class AsyncRuntime:
             progress=progress,
         )
         self.picks = self._assembly.picks
-        team = [name for name in fdg.fragments if name != fdg.server]
-        up = [t for t in fdg.transfers if t.target == fdg.server]
-        self._down = [t for t in fdg.transfers if t.source == fdg.server]
-        self._counters = [Counter(self._office, w, [t.name for t in up]) for w in range(workers)]
-        script = write(fdg, plan, team)
-        self._crews = [
-            Crew([self._worker(name, w, self._counters[w]) for name in team], script)
-            for w in range(workers)
-        ]
+        self._hands: list[Any] = self._start(plan)
         self._desk = Desk()
         self._server = self._worker(fdg.server, 0, self._desk)
         self._server_crew = Crew([self._server], write(fdg, plan, [fdg.server]))
@@ -85,12 +78,12 @@ class AsyncRuntime:
         self.total_iterations = int(sources["total_iterations"])
         self._letters: list[dict[int, tuple[Metrics, int]]] = [{} for _ in range(workers)]
         """by worker and iteration, what the server made of a letter, and its lag"""
-        self._failure: tuple[Crew, BaseException] | None = None
+        self._failure: tuple[Any, BaseException] | None = None
         self._lock = threading.Lock()
         self._streams = Streams(
             [f"worker {w}" for w in range(workers)],
             [lambda index, w=w: self._work(w, index) for w in range(workers)],
-            lambda w, error: self._fail(self._crews[w], error),
+            lambda w, error: self._fail(self._hands[w], error),
         )
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
         self._thread.start()
@@ -127,8 +120,8 @@ class AsyncRuntime:
             else:
                 parts = [
                     worker.state()[name]
-                    for crew in self._crews
-                    for worker in crew.workers.values()
+                    for hand in self._hands
+                    for worker in hand.workers.values()
                     if name in worker.state()
                 ]
             arrays = [np.asarray(part) for part in parts]
@@ -142,6 +135,17 @@ class AsyncRuntime:
         self._streams.close(GRACE_SECONDS)
         self._thread.join(GRACE_SECONDS)
         close_pools(self._pools)
+
+    def _start(self, plan: Plan) -> list[Any]:
+        """One for each worker."""
+        team = [name for name in self.fdg.fragments if name != self.fdg.server]
+        script = write(self.fdg, plan, team)
+        hands = []
+        for w in range(self._count):
+            desk = Desk()
+            crew = Crew([self._worker(name, w, desk) for name in team], script)
+            hands.append(Hand(self.fdg, crew, desk))
+        return hands
 
     def _worker(self, name: str, index: int, channels: Any) -> Worker:
         part = self._assembly.plan.parts[name]
@@ -173,20 +177,12 @@ class AsyncRuntime:
             rows.append({name: values[name] for name in names})
         return rows
 
-    def _work(self, w: int, index: int) -> Mapping[Worker, Metrics]:
+    def _work(self, w: int, index: int) -> Mapping[str, Metrics]:
         """One iteration of a worker, with the newest parameters."""
-        counter, crew = self._counters[w], self._crews[w]
         answers = self._office.begin(w)
-        counter.iteration = index
-        for transfer in self._down:
-            worker = crew.workers[transfer.target]
-            mirrors = {c.next: c.inside for c in worker.part.fragment.loop.carries}
-            names = [mirrors[parcel.value] for parcel in transfer.parcels]
-            if answers is not None:
-                for name, array in zip(names, answers[transfer.name], strict=True):
-                    worker.adopt(name, array)
-            counter.keep(transfer.name, [worker.values[name] for name in names])
-        return crew.run(index, 1)
+        metrics, payloads = self._hands[w].work(index, answers)
+        self._office.post(Letter(worker=w, iteration=index, payloads=payloads))
+        return metrics
 
     def _serve(self) -> None:
         try:
@@ -194,7 +190,7 @@ class AsyncRuntime:
                 letter = self._office.take()
                 kept = self._kept_by_sender[letter.worker]
                 self._server.values.update(kept)
-                self._desk.lay(letter)
+                self._desk.lay(letter.payloads)
                 metrics = self._server_crew.run(letter.iteration, 1)[self._server]
                 kept.update({name: self._server.values[name] for name in kept})
                 lag = self._office.answer(letter, self._desk.answers())
@@ -204,7 +200,8 @@ class AsyncRuntime:
         except BaseException as error:  # whatever it is, the run must hear of it
             self._fail(self._server_crew, error)
 
-    def _fail(self, crew: Crew, error: BaseException) -> None:
+    def _fail(self, crew: Any, error: BaseException) -> None:
+        """`crew` is where the error occurred."""
         with self._lock:
             if self._failure is None and not isinstance(error, Closed):
                 self._failure = (crew, error)
@@ -217,11 +214,11 @@ class AsyncRuntime:
     def _await(self, end: int) -> None:
         before, since = -1, time.monotonic()
         while not (self._office.have_handled(end, POLL_SECONDS) and self._streams.have_made(end)):
-            for crew in self._crews:
-                for worker in crew.workers.values():
+            for hand in self._hands:
+                for worker in hand.workers.values():
                     stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
                     if stuck:
-                        self._fail(crew, stuck)
+                        self._fail(hand, stuck)
             if self._failure is not None:
                 crew, cause = self._failure
                 raise crew.error(cause)

@@ -1,4 +1,4 @@
-"""Compiles a fragment's segments ahead of time for where it runs."""
+"""A fragment's segments as functions for where it runs, compiled ahead of time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,49 +38,108 @@ class Program:
     line: str
 
 
-def compile_segment(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A segment as a function for where it runs, not yet compiled."""
+
+    body: Callable[[dict[Value, Any], bool], dict[Value, Any]]
+    """extends values by what the segment makes; the flag says whether components are inlined"""
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    avals: Mapping[Value, Any]
+    kinds: Mapping[Value, Kind]
+    layout: Layout
+    donated: tuple[int, ...]
+    options: Mapping[str, Any]
+    """the compiler's"""
+    name: str
+    line: str
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        """Of its arguments."""
+        return [self.layout.aval(v, self.avals[v], kind_of(v, self.kinds)) for v in self.inputs]
+
+    def function(self, inline: bool) -> Callable[..., list[Any]]:
+        """Over positional plain arrays of one replica."""
+        return plain_function(
+            lambda env: self.body(env, inline), self.inputs, self.outputs, self.avals
+        )
+
+    def jitted(self, inline: bool) -> Any:
+        """Over arrays as the layout has them."""
+        ends = [[kind_of(v, self.kinds) for v in values] for values in (self.inputs, self.outputs)]
+        wrapped = self.layout.wrap(self.function(inline), *ends)
+        return jax.jit(wrapped, donate_argnums=self.donated)
+
+
+def compile_draft(draft: Draft, engine: Engine | None = None) -> Program:
+    """Compiles a segment; `engine` runs a part of it outside XLA."""
+    options = dict(draft.options)
+    if engine is not None:
+        assert isinstance(draft.layout, OneDevice), "an engine is not picked for a group"
+        closed = jax.make_jaxpr(draft.function(inline=False))(*draft.types)
+        call = engine(closed, draft.layout.device, options)
+    else:
+        call = compile_safely(
+            lambda inline: draft.jitted(inline).lower(*draft.types), options or None
+        )
+    return Program(
+        call=call, inputs=draft.inputs, outputs=draft.outputs, name=draft.name, line=draft.line
+    )
+
+
+def compile_safely(
+    lowered: Callable[[bool], Any], options: Mapping[str, Any] | None
+) -> Callable[..., Sequence[jax.Array]]:
+    """Compiles with components apart, and inlined only if XLA would get them wrong."""
+    program = lowered(False).compile(compiler_options=options)
+    if has_call_with_shared_operands(program.as_text()):
+        return lowered(True).compile(compiler_options=options)
+    return program
+
+
+def draft_segment(
     segment: Segment,
     avals: Mapping[Value, Any],
     kinds: Mapping[Value, Kind],
     layout: Layout,
     setting: Setting,
     name: str,
-    compiler_options: dict[str, Any],
-    engine: Engine | None = None,
-) -> Program:
-    """Compiles nodes between two messages; `engine` runs a part of them outside XLA."""
+    compiler_options: Mapping[str, Any],
+) -> Draft:
+    """Nodes between two messages."""
 
     def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
         evaluate(segment.nodes, env, replace(setting, inline=inline))
         return env
 
-    donated = tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated)
-    if segment.is_repeated and layout.platform == "cpu":
-        compiler_options = {**FOR_SMALL_PROGRAMS, **compiler_options}
-    ends = (segment.inputs, segment.outputs)
-    if engine is None:
-        call = _compile(body, *ends, avals, kinds, layout, donated, compiler_options)
-    else:
-        assert isinstance(layout, OneDevice), "an engine is not picked for a group"
-        function = plain_function(lambda env: body(env, False), *ends, avals)
-        types = [layout.aval(v, avals[v], kind_of(v, kinds)) for v in segment.inputs]
-        call = engine(jax.make_jaxpr(function)(*types), layout.device, compiler_options)
-    return Program(
-        call=call, inputs=segment.inputs, outputs=segment.outputs, name=name, line=segment.line
+    is_small = segment.is_repeated and layout.platform == "cpu"
+    return Draft(
+        body=body,
+        inputs=segment.inputs,
+        outputs=segment.outputs,
+        avals=avals,
+        kinds=kinds,
+        layout=layout,
+        donated=tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated),
+        options={**(FOR_SMALL_PROGRAMS if is_small else {}), **compiler_options},
+        name=name,
+        line=segment.line,
     )
 
 
-def compile_training(
+def draft_training(
     fragment: Fragment,
     sources: Sequence[Value],
     avals: Mapping[Value, Any],
     kinds: Mapping[Value, Kind],
     layout: Layout,
     setting: Setting,
-    compiler_options: dict[str, Any],
+    compiler_options: Mapping[str, Any],
     in_place: frozenset[Value] = frozenset(),
-) -> Program:
-    """Compiles a whole message-free training loop."""
+) -> Draft:
+    """A whole message-free training loop."""
     loop = fragment.loop
     states = tuple(c.init for c in loop.carries)
     finals = tuple(c.final for c in loop.carries)
@@ -104,38 +163,20 @@ def compile_training(
         )
         return {**dict(zip(finals, state, strict=True)), **dict(zip(metrics, kept, strict=True))}
 
-    donated = tuple(i for i, c in enumerate(loop.carries) if c.inside in in_place)
-    outputs = (*finals, *metrics)
-    call = _compile(body, inputs, outputs, known, local, layout, donated, compiler_options)
-    return Program(call=call, inputs=inputs, outputs=outputs, name=fragment.name, line="")
+    return Draft(
+        body=body,
+        inputs=inputs,
+        outputs=(*finals, *metrics),
+        avals=known,
+        kinds=local,
+        layout=layout,
+        donated=tuple(i for i, c in enumerate(loop.carries) if c.inside in in_place),
+        options=compiler_options,
+        name=fragment.name,
+        line="",
+    )
 
 
 def stacked(kind: Kind) -> Kind:
     """The kind of values collected along a new first axis."""
     return replace(kind, axis=kind.axis + 1) if kind.tag is Tag.VARYING else kind
-
-
-def _compile(
-    body: Callable[[dict[Value, Any], bool], dict[Value, Any]],
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
-    avals: Mapping[Value, Any],
-    kinds: Mapping[Value, Kind],
-    layout: Layout,
-    donated: tuple[int, ...],
-    compiler_options: dict[str, Any],
-) -> Callable[..., Sequence[jax.Array]]:
-    in_kinds = [kind_of(v, kinds) for v in inputs]
-    out_kinds = [kind_of(v, kinds) for v in outputs]
-    args = [layout.aval(v, avals[v], k) for v, k in zip(inputs, in_kinds, strict=True)]
-
-    def compiled(inline: bool) -> Any:
-        function = plain_function(lambda env: body(env, inline), inputs, outputs, avals)
-        wrapped = layout.wrap(function, in_kinds, out_kinds)
-        lowered = jax.jit(wrapped, donate_argnums=donated).lower(*args)
-        return lowered.compile(compiler_options=compiler_options or None)
-
-    program = compiled(inline=False)
-    if has_call_with_shared_operands(program.as_text()):
-        return compiled(inline=True)
-    return program

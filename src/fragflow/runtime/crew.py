@@ -94,7 +94,7 @@ class Crew:
                 case Ask(call):
                     scope[name] = worker.asker(worker.part.host_calls[call])
                 case Turn(turns):
-                    scope[name] = worker.roamer(worker.part.turns[turns])
+                    scope[name] = worker.roamer(turns)
                 case Put(transfer):
                     scope[name] = worker.sender(transfer)
                 case Get(transfer):

@@ -29,7 +29,7 @@ def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
     pools: dict[str, list[HostPool]] = {}
     try:
         for name, fragment in fdg.fragments.items():
-            host = _host_of(fragment)
+            host = host_of(fragment)
             if host is None:
                 continue
             count = 1 if fragment.group else fragment.replicas
@@ -44,7 +44,7 @@ def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
     return pools
 
 
-def _host_of(fragment: Fragment) -> Host | None:
+def host_of(fragment: Fragment) -> Host | None:
     """Whose environments a fragment steps, if they are on the host."""
     for node in walk((fragment.loop,)):
         if isinstance(node, Op) and is_host_call(node):

@@ -19,7 +19,7 @@ from fragflow.runtime.crew import Crew
 from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
 from fragflow.runtime.plan import Plan, make_plan
-from fragflow.runtime.script import teams, write
+from fragflow.runtime.roster import Station, rosters
 from fragflow.runtime.streams import POLL_SECONDS
 from fragflow.runtime.threads import JobThread
 from fragflow.runtime.worker import Metrics, Worker
@@ -61,27 +61,12 @@ class LocalRuntime:
             compiler_options=compiler_options,
             progress=progress,
         )
-        self._channels = Channels(stall_timeout_seconds)
-        self._workers: list[Worker] = []
-        for name, part in self.plan.parts.items():
-            count = 1 if part.fragment.group else part.fragment.replicas
-            for index, layout in enumerate(assembly.layouts(name)):
-                replicas = range(part.fragment.replicas) if part.fragment.group else [index]
-                self._workers.append(
-                    Worker(
-                        fdg,
-                        part,
-                        replicas,
-                        layout,
-                        assembly.programs(name, layout),
-                        assembly.first_values(part, layout, (index, count), fdg.kinds[name]),
-                        self._channels,
-                        self._pools[name][index] if name in self._pools else None,
-                    )
-                )
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._channels: Any = None
+        self._crews: list[Any] = self._start(assembly)
+        self._workers = _in_order_of(self.plan, self._crews)
         self.num_programs = assembly.num_programs
         self.picks = assembly.picks
-        self._crews = self._make_crews()
         self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._crews]
         self._failure: tuple[Crew, BaseException] | None = None
         self._lock = threading.Lock()
@@ -152,15 +137,30 @@ class LocalRuntime:
         makers = [n for n in names if (n, next_value) not in received]
         return (makers or names)[0]
 
-    def _make_crews(self) -> list[Crew]:
-        """The workers that each thread drives: those of a team, or one replica of a fragment."""
-        crews = []
-        for team in teams(self.fdg, self.plan):
-            script = None if self.plan.parts[team[0]].fused else write(self.fdg, self.plan, team)
-            workers = [w for w in self._workers if w.name in team]
-            groups = [workers] if len(team) > 1 else [[w] for w in workers]
-            crews += [Crew(group, script) for group in groups]
-        return crews
+    def _start(self, assembly: Assembly) -> list[Any]:
+        """The crews, each to be driven by a thread."""
+        self._channels = Channels(self._stall_timeout_seconds)
+
+        def worker(post: Station) -> Worker:
+            part = self.plan.parts[post.fragment]
+            layout = assembly.layouts(post.fragment)[post.index]
+            kinds = self.fdg.kinds[post.fragment]
+            pools = self._pools.get(post.fragment)
+            return Worker(
+                self.fdg,
+                part,
+                post.replicas,
+                layout,
+                assembly.programs(post.fragment, layout),
+                assembly.first_values(part, layout, (post.index, post.count), kinds),
+                self._channels,
+                pools[post.index] if pools else None,
+            )
+
+        return [
+            Crew([worker(post) for post in posts], script)
+            for posts, script in rosters(self.fdg, self.plan)
+        ]
 
     def _drive(self, crew: Crew, start: int, count: int) -> Mapping[Worker, Metrics]:
         try:
@@ -186,7 +186,7 @@ class LocalRuntime:
         """Whether environments do not answer, which ends the run."""
         for crew in self._crews:
             for worker in crew.workers.values():
-                stuck = worker.pool and worker.pool.stuck(self._channels.timeout_seconds)
+                stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
                 if stuck:
                     self._fail(crew, stuck)
                     return True
@@ -212,3 +212,10 @@ class LocalRuntime:
                     else arrays[0]
                 )
         return rows
+
+
+def _in_order_of(plan: Plan, crews: Sequence[Any]) -> list[Any]:
+    """All workers, by fragment and replica."""
+    workers = [worker for crew in crews for worker in crew.workers.values()]
+    order = list(plan.parts)
+    return sorted(workers, key=lambda w: (order.index(w.name), w.replicas))

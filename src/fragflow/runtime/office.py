@@ -1,7 +1,7 @@
 """Where workers post messages to an asynchronous server, and find the newest parameters."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,40 +91,8 @@ class Office:
             raise Closed
 
 
-class Counter:
-    """The channels of one worker: what it sends in an iteration becomes a letter."""
-
-    def __init__(self, office: Office, worker: int, messages: Sequence[str]):
-        self.iteration = 0
-        self._office = office
-        self._worker = worker
-        self._messages = messages
-        self._payloads: dict[str, Payload] = {}
-        self._answers: dict[str, Payload] = {}
-
-    def open(self, message: str, sender: int, receiver: int) -> "_Slot":
-        del sender, receiver
-        return _Slot(self, message)
-
-    def get(self, source: "_Slot", what: str) -> Payload:
-        """What a worker has of the server: it has come for the newest before this iteration."""
-        del what
-        return self._answers[source.message]
-
-    def keep(self, message: str, payload: Payload) -> None:
-        """What `get` gives during this iteration."""
-        self._answers[message] = payload
-
-    def send(self, message: str, payload: Payload) -> None:
-        self._payloads[message] = payload
-        if len(self._payloads) == len(self._messages):
-            letter = Letter(worker=self._worker, iteration=self.iteration, payloads=self._payloads)
-            self._payloads = {}
-            self._office.post(letter)
-
-
 class Desk:
-    """The channels of the server: one letter lies on it at a time."""
+    """The channels of one side: what has come lies on it, what is to go is collected."""
 
     def __init__(self) -> None:
         self._payloads: Mapping[str, Payload] = {}
@@ -138,13 +106,15 @@ class Desk:
         del what
         return self._payloads[source.message]
 
-    def lay(self, letter: Letter) -> None:
-        self._payloads, self._answers = letter.payloads, {}
+    def lay(self, payloads: Mapping[str, Payload]) -> None:
+        """What `get` gives from now on."""
+        self._payloads, self._answers = payloads, {}
 
     def send(self, message: str, payload: Payload) -> None:
         self._answers[message] = payload
 
     def answers(self) -> Mapping[str, Payload]:
+        """What was sent since."""
         return self._answers
 
 

@@ -37,7 +37,7 @@ from fragflow.runtime.schedule import (
     Run,
     Turn,
 )
-from fragflow.runtime.segments import Segment, defined_by, defines_of, ops_in, reads_of
+from fragflow.runtime.segments import HostCall, Segment, defined_by, defines_of, ops_in, reads_of
 from fragflow.runtime.turn_plan import Turns, plan_turns
 
 
@@ -75,7 +75,7 @@ class Part:
     """needs no messages: whole chunks of iterations run as one program"""
     packed_avals: Mapping[Value, Any] = field(default_factory=dict)
     """types of the arrays in which a loop's outputs are collected"""
-    host_calls: tuple[Op, ...] = ()
+    host_calls: tuple[HostCall, ...] = ()
     turns: tuple[Turns, ...] = ()
     """loops whose steps environments make at their own pace; their segments come last"""
     in_place: frozenset[Value] = frozenset()
@@ -128,7 +128,7 @@ class _Planner:
     def __init__(self, fdg: FDG, fragment: Fragment):
         self.code: list[Instruction] = []
         self.loops: list[LoopPlan] = []
-        self.host_calls: list[Op] = []
+        self.host_calls: list[HostCall] = []
         self.turns: list[Turns] = []
         self._fdg = fdg
         self._fragment = fragment
@@ -151,7 +151,7 @@ class _Planner:
                 case Loop() if not is_compilable(node):
                     self._loop(node)
                 case Op() if is_host_call(node):
-                    self._ask(node)
+                    self._ask(HostCall.of(node))
                 case _:
                     self._pending.append(node)
 
@@ -162,11 +162,11 @@ class _Planner:
             self._segments.append(tuple(self._pending))
             self._pending = []
 
-    def _ask(self, op: Op) -> None:
-        self._shell_reads |= {v for v in op.inputs if v is not None}
+    def _ask(self, call: HostCall) -> None:
+        self._shell_reads |= set(call.inputs)
         self.flush()
         self.code.append(Ask(len(self.host_calls)))
-        self.host_calls.append(op)
+        self.host_calls.append(call)
 
     def _turn(self, loop: Loop) -> None:
         turns = plan_turns(self._fragment, loop)

@@ -184,8 +184,8 @@ class _Writer:
                 segment = self.parts[fragment].segments[instruction.segment]
                 line = self._call(step, "run", segment.outputs, segment.inputs)
             case Ask():
-                op = self.parts[fragment].host_calls[instruction.call]
-                line = self._call(step, "ask", op.outputs, [v for v in op.inputs if v is not None])
+                call = self.parts[fragment].host_calls[instruction.call]
+                line = self._call(step, "ask", call.outputs, call.inputs)
             case Turn():
                 turns = self.parts[fragment].turns[instruction.turns]
                 line = self._call(step, "turn", turns.outputs, turns.inputs)

@@ -35,6 +35,25 @@ class Segment:
         return source_line(ops[0].eqn) if ops else "generated code"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCall:
+    """A call of environments on the host."""
+
+    method: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value | None, ...]
+    components: tuple[str, ...]
+
+    @classmethod
+    def of(cls, op: Op) -> "HostCall":
+        return cls(
+            method=op.eqn.params["method"],
+            inputs=tuple(v for v in op.inputs if v is not None),
+            outputs=op.outputs,
+            components=tuple(sorted(op.components)),
+        )
+
+
 def ops_in(nodes: Sequence[Node | Local]) -> tuple[Node, ...]:
     return tuple(n for n in nodes if not isinstance(n, Local))
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fragflow.graph.ir import Fragment, Loop, Node, Op, Value
+from fragflow.graph.ir import Fragment, Loop, Node, Value
 from fragflow.graph.turns import host_steps
-from fragflow.runtime.segments import Segment, defines_of, reads_of
+from fragflow.runtime.segments import HostCall, Segment, defines_of, reads_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +13,7 @@ class Turns:
     """A loop around one step of environments on the host."""
 
     loop: Loop
-    call: Op
+    call: HostCall
     before: Segment
     """from an observation to an action, for the environments at hand"""
     after: Segment
@@ -28,11 +28,11 @@ class Turns:
 
 def plan_turns(fragment: Fragment, loop: Loop) -> Turns:
     """`loop` cut at its step of the environments."""
-    (call,) = host_steps(loop.body)
-    position = loop.body.index(call)
+    (op,) = host_steps(loop.body)
+    call, position = HostCall.of(op), loop.body.index(op)
     before, after = loop.body[:position], loop.body[position + 1 :]
     collected = {s.element for s in loop.stacks} | {c.next for c in loop.carries}
-    asked = {v for v in call.inputs if v is not None}
+    asked = set(call.inputs)
     answered = {v for v in call.outputs if v is not None}
 
     def segment(nodes: Sequence[Node], wanted: set[Value]) -> Segment:

@@ -37,7 +37,6 @@ class Roamer:
         self._count = len(pool.ids)
         self._constants = constants
         self._with_rows = {v for v in plan.inputs if kinds.get(v, UNIFORM).tag is Tag.VARYING}
-        self._called_with = [v for v in plan.call.inputs if v is not None]
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """All steps of all environments: what is carried, at last, and what was collected."""
@@ -62,11 +61,11 @@ class Roamer:
 
     def _act(self, journey: "_Journey", rows: np.ndarray) -> None:
         self._run(self._before, journey, rows)
-        ticket, _, action = (journey.rows(v, rows) for v in self._called_with)
+        ticket, _, action = (journey.rows(v, rows) for v in self._plan.call.inputs)
         self._pool.send(rows, ticket, action)
 
     def _finish(self, journey: "_Journey", rows: np.ndarray, answer: HostStep) -> None:
-        ticket, record, _ = (journey.rows(v, rows) for v in self._called_with)
+        ticket, record, _ = (journey.rows(v, rows) for v in self._plan.call.inputs)
         results = self._pool.answered(ticket, record, answer)
         for name, array in zip(self._plan.call.outputs, results, strict=True):
             if name is not None:

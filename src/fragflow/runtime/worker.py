@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.graph.ir import FDG, Op, Transfer, Value
+from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, varying
 from fragflow.runtime.channels import Lanes
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
@@ -17,7 +17,7 @@ from fragflow.runtime.layout import Layout, kind_of
 from fragflow.runtime.parcels import incoming, outgoing, share
 from fragflow.runtime.plan import Part
 from fragflow.runtime.schedule import routes
-from fragflow.runtime.turn_plan import Turns
+from fragflow.runtime.segments import HostCall
 from fragflow.runtime.turns import Roamer
 
 Metrics = dict[Value, list[np.ndarray]]
@@ -97,30 +97,28 @@ class Worker:
         """The numbers of a loop's steps, in the order in which they are made."""
         return [self.number(k) for k in self.part.loops[loop].order]
 
-    def asker(self, op: Op) -> Callable[..., Sequence[Any]]:
+    def asker(self, call: HostCall) -> Callable[..., Sequence[Any]]:
         """A function that calls this worker's environments on the host."""
         pool, layout = self.pool, self._layout
         assert pool is not None, "a fragment with environments on the host has a pool"
-        method = op.eqn.params["method"]
         if layout.replicas == 1:
-            return functools.partial(pool.call, method)
+            return functools.partial(pool.call, call.method)
 
         def ask(*args: Any) -> Sequence[Any]:
-            results = pool.call(method, *map(np.asarray, args))
+            results = pool.call(call.method, *map(np.asarray, args))
             return [layout.place(result, varying(0)) for result in results]
 
         return ask
 
-    def roamer(self, turns: Turns) -> Roamer:
+    def roamer(self, index: int) -> Roamer:
         """Takes this worker's environments through a loop, each at its own pace."""
         pool, first = self.pool, self.part.fragment.first
         assert pool is not None, "environments on the host take turns"
         assert first is not None
-        programs = [
-            program
-            for segment, program in zip(self.part.segments, self.programs, strict=True)
-            if any(segment is one for one in turns.segments)
-        ]
+        turns = self.part.turns[index]
+        # A fragment's last programs are those of its loops that are taken in turns.
+        start = len(self.programs) - 2 * (len(self.part.turns) - index)
+        programs = self.programs[start : start + 2]
         constants = {
             c.output: c.arrays[first]
             for c in self.part.fragment.constants

@@ -139,9 +139,10 @@ TRAIN = (
             *DEPLOYMENT,
             Option(
                 name="runtime",
-                kind=Literal["local", "eager"],
+                kind=Literal["local", "processes", "eager"],
                 default="local",
-                help="local: threads and devices of this process; eager: uncompiled, for debugging",
+                help="local: threads and devices of this process; processes: workers in processes "
+                "of their own; eager: uncompiled, for debugging",
             ),
         ),
     ),

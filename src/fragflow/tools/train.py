@@ -57,6 +57,8 @@ class Result:
     programs: int
     messages: int
     bytes_moved: int
+    replacements: int
+    """worker processes that were lost, and replaced"""
     bound: str | None
     """the resource that limits the speed; None if it is not known"""
     equality: str
@@ -140,7 +142,7 @@ def train(
     directory = None if run_dir is None else RunDirectory.create(run_dir)
     display: Display = Quiet() if quiet else display_for()
     try:
-        if runtime == "local":
+        if runtime != "eager":
             # Before the environment is made: that may start JAX, which then keeps its devices.
             if names.runs_on_host(env):
                 compute_in_calling_thread()
@@ -241,6 +243,7 @@ def _result(
         programs=outcome.start.programs,
         messages=outcome.messages,
         bytes_moved=outcome.bytes_moved,
+        replacements=outcome.replacements,
         # Without messages there is nothing to wait for; with them, only a profile could tell.
         bound="compute" if outcome.messages == 0 else None,
         equality=outcome.start.equality,
@@ -260,6 +263,8 @@ def _show_result(result: Result, display: Display) -> None:
         f"{result.train_seconds:.1f} s ({result.steps_per_second:,.0f} steps/s), "
         f"{result.messages:,} messages, {result.bytes_moved:,} bytes moved"
     )
+    if result.replacements:
+        display.note(f"lost and replaced {result.replacements} worker processes on the way")
     returns = []
     if result.mean_return is not None:
         returns.append(
@@ -275,7 +280,7 @@ def _show_result(result: Result, display: Display) -> None:
 
 def _require_whole(name: str, value: Any, least: int) -> None:
     most = 2**32 - 1 if name == "seed" else 2**31 - 1
-    if value is None and name in ("num-envs", "eval-every"):
+    if value is None and name in ("first", "num-envs", "eval-every"):
         return
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(f"{name} is {value!r}: expected a whole number from {least} to {most}")

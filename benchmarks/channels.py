@@ -1,0 +1,197 @@
+"""What a boundary between processes costs: round trips of fragflow's channels and of Ray.
+
+An array goes to another worker and comes back. fragflow: within a process (a queue between two
+threads), and between two processes over a local socket, through shared memory, over TCP, and over
+TCP with encryption. Ray: an actor call with the array as its argument, and the same with the array
+in the object store on both ways. All on one host, in turn.
+"""
+
+import argparse
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import measure
+import numpy as np
+import zmq
+from measure import HERE, Worker, cache, print_table, rival_python
+
+from fragflow.remote import lanes
+from fragflow.remote.lanes import Address, LaneInfo, Post
+
+RAY = ("ray==2.54.0", "numpy")
+SIZES = {"1 KB": 1 << 10, "64 KB": 1 << 16, "4 MB": 1 << 22}
+TARGETS = {"1 KB": 8.0, "64 KB": 6.0, "4 MB": 2.0}
+INFOS = (
+    LaneInfo(number=0, route=("there", 0, 0), source="a", target="b"),
+    LaneInfo(number=1, route=("back", 0, 0), source="b", target="a"),
+)
+TIMEOUT_SECONDS = 30.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="samples of each kind")
+    parser.add_argument("--no-ray", action="store_true", help="leave out Ray")
+    parser.add_argument("--json", type=Path, help="where to write the results as data")
+    parser.add_argument("--echo", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.echo:
+        echo(*options.echo)
+        return
+    results: dict[str, Any] = {"machine": measure.machine(), "round_trip_microseconds": {}}
+    worker = None
+    if not options.no_ray:
+        python = rival_python(cache() / "ray", RAY)
+        worker = Worker(HERE / "ray_echo_worker.py", python=python)
+        results["ray"] = worker.info
+    rows = []
+    for size, count in SIZES.items():
+        found = compare(count, options.repeats, worker)
+        results["round_trip_microseconds"][size] = found
+        rows += table_rows(size, found)
+    if worker is not None:
+        worker.close()
+    print_table("round trips on one host", ["", "", "µs", "Ray's best", "target", ""], rows)
+    measure.write(options.json, results)
+
+
+def compare(size: int, repeats: int, worker: Worker | None) -> dict[str, list[float]]:
+    array = np.arange(size // 4, dtype=np.float32)
+    trips = max(20, min(2000, (1 << 27) // (size + (1 << 15))))
+    samples: dict[str, list[float]] = {}
+    ways: dict[str, Any] = {
+        "in process": in_process,
+        "socket": lambda: between("ipc"),
+        "shared memory": lambda: between("ipc", slabs=True),
+        "tcp": lambda: between("tcp"),
+        "tcp encrypted": lambda: between("tcp", keys=True),
+    }
+    for _ in range(repeats):
+        for name, way in ways.items():
+            with way() as there_and_back:
+                samples.setdefault(name, []).append(1e6 * clock(there_and_back, array, trips))
+        for name in ("actor call", "object store") if worker is not None else ():
+            assert worker is not None
+            rounds = max(20, min(300, trips))
+            seconds = worker.run(f"{name.split()[0]} {size} {rounds}").seconds
+            samples.setdefault(f"Ray: {name}", []).append(1e6 * seconds / rounds)
+    return samples
+
+
+def clock(trip: Callable[[np.ndarray], Any], array: np.ndarray, trips: int) -> float:
+    """Seconds of one round trip."""
+    for _ in range(10):
+        trip(array)
+    began = time.perf_counter()
+    for _ in range(trips):
+        trip(array)
+    return (time.perf_counter() - began) / trips
+
+
+@contextmanager
+def in_process() -> Iterator[Callable[[np.ndarray], Any]]:
+    there: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    back: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def answer() -> None:
+        while (item := there.get()) is not None:
+            back.put(item)
+
+    def trip(array: np.ndarray) -> Any:
+        there.put([array])
+        return back.get(timeout=TIMEOUT_SECONDS)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield trip
+    there.put(None)
+    thread.join()
+
+
+@contextmanager
+def between(
+    transport: str, slabs: bool = False, keys: bool = False
+) -> Iterator[Callable[[np.ndarray], Any]]:
+    """A process that sends everything back."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        pairs = {name: zmq.curve_keypair() if keys else (b"", b"") for name in "ab"}
+        endpoints = [
+            f"ipc://{folder}/{name}" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
+            for name in "ab"
+        ]
+        words = [*endpoints, folder if slabs else "", ",".join(p.decode() for p in pairs["a"])]
+        words.append(",".join(p.decode() for p in pairs["b"]))
+        child = subprocess.Popen([sys.executable, __file__, "--echo", *words])
+        post = _post("a", *words)
+        lane, answers = post.open("there", 0, 0), post.open("back", 0, 0)
+
+        def trip(array: np.ndarray) -> Any:
+            lane.put([array])
+            return post.get(answers, "the echo")
+
+        try:
+            yield trip
+            child.terminate()
+        finally:
+            child.kill()
+            child.wait()
+            post.close()
+
+
+def echo(*words: str) -> None:
+    post = _post("b", *words)
+    lane, answers = post.open("there", 0, 0), post.open("back", 0, 0)
+    while True:
+        answers.put(post.get(lane, "a message"))
+
+
+def _post(me: str, a: str, b: str, slabs: str, keys_a: str, keys_b: str) -> Post:
+    pairs = {n: k.split(",") for n, k in (("a", keys_a), ("b", keys_b)) if k != ","}
+    addresses = {
+        name: Address(
+            endpoint=endpoint,
+            slabs=slabs or None,
+            public_key=pairs[name][0] if pairs else None,
+        )
+        for name, endpoint in (("a", a), ("b", b))
+    }
+    if slabs:
+        lanes.LARGE_BYTES = 0
+    mine = pairs.get(me)
+    secret = (mine[0].encode(), mine[1].encode()) if mine else None
+    return Post(me, addresses, INFOS, TIMEOUT_SECONDS, secret=secret)
+
+
+def free_port() -> int:
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        return socket.bind_to_random_port("tcp://127.0.0.1")
+
+
+def table_rows(size: str, found: dict[str, list[float]]) -> list[list[str]]:
+    rivals = [statistics.median(v) for k, v in found.items() if k.startswith("Ray")]
+    best = min(rivals, default=None)
+    rows = []
+    for name, samples in found.items():
+        micro = statistics.median(samples)
+        ratio = "" if best is None or name.startswith("Ray") else f"{best / micro:.1f}x"
+        is_judged = bool(ratio) and name in ("socket", "shared memory")
+        met = is_judged and best is not None and best / micro >= TARGETS[size]
+        target = f"{TARGETS[size]:.0f}x" if is_judged else ""
+        verdict = ("met" if met else "missed") if is_judged else ""
+        rows.append([size, name, f"{micro:,.0f}", ratio, target, verdict])
+    return rows
+
+
+if __name__ == "__main__":
+    main()

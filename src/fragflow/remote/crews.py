@@ -1,0 +1,78 @@
+"""Workers in other processes, as the runtimes see them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fragflow.errors import FragflowError, RunError
+from fragflow.graph.ir import Value
+from fragflow.remote.launcher import RemoteProcess
+from fragflow.remote.orders import Duty, Order
+from fragflow.runtime.channels import Payload
+from fragflow.runtime.worker import Metrics
+
+
+class RemoteWorker:
+    """A worker in another process."""
+
+    pool = None
+    """the process looks after its environments itself"""
+
+    def __init__(self, crew: "RemoteCrew", duty: Duty):
+        self.name = duty.part.fragment.name
+        self.replicas = duty.replicas
+        self.part = duty.part
+        self._crew = crew
+        self._first = duty.values
+
+    def state(self) -> Mapping[Value, np.ndarray]:
+        return self._crew.state()[self.name]
+
+    def piece(self, value: Value, replica: int) -> Any:
+        """What a replica has of a value before the first iteration."""
+        if len(self.replicas) > 1:
+            raise RunError(f"{self.name} is a group, which no late message goes to")
+        assert replica in self.replicas
+        return self._first[value]
+
+
+class RemoteCrew:
+    """The workers of a process, driven from here."""
+
+    def __init__(self, process: RemoteProcess, order: Order):
+        self.process = process
+        self.workers = {duty.part.fragment.name: RemoteWorker(self, duty) for duty in order.duties}
+        self._state: Mapping[str, Mapping[Value, np.ndarray]] | None = None
+
+    def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
+        """Iterations of a worker that exchanges messages with others by itself."""
+        self._state = None
+        found = self.process.call("run", (start, count))
+        return {self.workers[name]: metrics for name, metrics in found.items()}
+
+    def work(
+        self, index: int, answers: Mapping[str, Payload] | None
+    ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
+        """An iteration of an asynchronous worker, whose messages come from here and go here."""
+        self._state = None
+        told = None if answers is None else {k: _arrays(v) for k, v in answers.items()}
+        return self.process.call("work", (index, told))
+
+    def state(self) -> Mapping[str, Mapping[Value, np.ndarray]]:
+        """By fragment; asked for once after an iteration."""
+        state = self._state
+        if state is None:
+            state = self._state = self.process.call("state")
+        return state
+
+    def error(self, cause: BaseException) -> FragflowError:
+        if isinstance(cause, FragflowError):
+            return cause
+        error = RunError(f"worker process {self.process.name} failed: {cause!r}")
+        error.__cause__ = cause
+        return error
+
+
+def _arrays(payload: Payload) -> list[np.ndarray | None]:
+    return [None if value is None else np.asarray(value) for value in payload]

@@ -1,0 +1,155 @@
+"""The processes of a run: which workers live in which, and environments that they have opened."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fragflow.api.host import Host
+from fragflow.graph.ir import FDG
+from fragflow.remote.lanes import Address, LaneInfo
+from fragflow.remote.launcher import Launcher, RemoteProcess
+from fragflow.remote.orders import Hosting
+from fragflow.remote.recipes import recipe_of, search_path
+from fragflow.runtime.host import host_of
+from fragflow.runtime.plan import Plan, make_plan
+from fragflow.runtime.roster import Station, rosters
+from fragflow.runtime.schedule import routes
+from fragflow.runtime.script import Script, identifier, write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Berth:
+    """A process and the workers in it."""
+
+    name: str
+    stations: tuple[Station, ...]
+    script: Script | None
+
+
+class Fleet:
+    """Starts all processes; those with environments on the host open them."""
+
+    def __init__(self, fdg: FDG):
+        self.fdg = fdg
+        self.plan: Plan = make_plan(fdg)
+        self.berths = _berths(fdg, self.plan) if fdg.server is None else _hands(fdg, self.plan)
+        self._incarnations = {berth.name: 0 for berth in self.berths}
+        self.launcher = Launcher()
+        self.pools: dict[str, list[RemotePool]] = {}
+        """by fragment, the environments of each of its workers"""
+        try:
+            self.launcher.start({berth.name: _devices(berth) for berth in self.berths})
+            self._open_environments()
+        except BaseException:
+            self.close()
+            raise
+
+    def process(self, berth: Berth) -> RemoteProcess:
+        return self.launcher.processes[berth.name]
+
+    def replace(self, berth: Berth, incarnation: int) -> RemoteProcess:
+        """A new process in the place of a lost one."""
+        self._incarnations[berth.name] = incarnation
+        return self.launcher.replace(berth.name, _devices(berth), incarnation)
+
+    def addresses(self) -> dict[str, Address]:
+        """Where each process receives messages."""
+        directory = self.launcher.directory
+        return {
+            name: Address(endpoint=f"ipc://{directory}/{name}.{number}", slabs=str(directory))
+            for name, number in self._incarnations.items()
+        }
+
+    def lanes(self) -> list[LaneInfo]:
+        """Every route of every message between two processes."""
+        homes = {
+            (station.fragment, replica): berth.name
+            for berth in self.berths
+            for station in berth.stations
+            for replica in station.replicas
+        }
+        lanes: list[LaneInfo] = []
+        for transfer in self.fdg.transfers:
+            source, target = (self.fdg.fragments[f] for f in (transfer.source, transfer.target))
+            for sender, receiver in routes(source.replicas, target.replicas):
+                ends = homes[source.name, sender], homes[target.name, receiver]
+                if ends[0] != ends[1]:
+                    route = (transfer.name, sender, receiver)
+                    number = len(lanes)
+                    lanes.append(
+                        LaneInfo(number=number, route=route, source=ends[0], target=ends[1])
+                    )
+        return lanes
+
+    def close(self) -> None:
+        self.launcher.close()
+
+    def _open_environments(self) -> None:
+        for berth in self.berths:
+            for station in berth.stations:
+                fragment = self.fdg.fragments[station.fragment]
+                host = host_of(fragment)
+                if host is None:
+                    continue
+                pool = RemotePool(self.process(berth), station.fragment)
+                # Asynchronous workers have a graph each, of their own environments only.
+                size = fragment.num_envs * (fragment.replicas if fragment.group else 1)
+                ids = range(station.index * size, (station.index + 1) * size)
+                pool.open(host, tuple(ids), fragment.first is not None)
+                self.pools.setdefault(station.fragment, []).append(pool)
+
+
+class RemotePool:
+    """Environments in another process, to be asked for their first observations."""
+
+    def __init__(self, process: RemoteProcess, fragment: str):
+        self._process = process
+        self._fragment = fragment
+
+    def open(self, host: Host, ids: tuple[int, ...], in_turns: bool) -> None:
+        self._process.call(
+            "host",
+            Hosting(
+                fragment=self._fragment,
+                environment=recipe_of(host.environment, f"environment {host.name}"),
+                ids=ids,
+                in_turns=in_turns,
+                path=tuple(search_path()),
+            ),
+        )
+
+    def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
+        return self._process.call("ask", (self._fragment, method, [np.asarray(a) for a in args]))
+
+
+def _berths(fdg: FDG, plan: Plan) -> list[Berth]:
+    """A process for each crew."""
+    berths = []
+    for stations, script in rosters(fdg, plan):
+        name = "+".join(station.fragment for station in stations)
+        if len(stations) == 1 and stations[0].count > 1:
+            name = f"{name}-{stations[0].index}"
+        berths.append(Berth(name=identifier(name), stations=tuple(stations), script=script))
+    return berths
+
+
+def _hands(fdg: FDG, plan: Plan) -> list[Berth]:
+    """A process for each asynchronous worker; the server stays with the coordinator."""
+    team = [name for name in fdg.fragments if name != fdg.server]
+    script = write(fdg, plan, team)
+    return [
+        Berth(
+            name=f"worker_{w}",
+            stations=tuple(
+                Station(fragment=name, index=w, count=fdg.workers, replicas=(0,)) for name in team
+            ),
+            script=script,
+        )
+        for w in range(fdg.workers)
+    ]
+
+
+def _devices(berth: Berth) -> int:
+    return max(len(station.replicas) for station in berth.stations)

@@ -1,0 +1,87 @@
+"""Arrays as message frames: a typed header, then their raw bytes. Nothing is ever unpickled."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from fragflow.errors import RunError
+
+MAGIC = b"ffm1"
+_HEAD = struct.Struct("<4sIIQH")
+_ARRAY = struct.Struct("<BB")
+NOTHING = 255
+"""in place of a type: a value that this sender leaves to another one"""
+
+DTYPES = tuple(
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+        *(ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+    )
+)
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+
+class Header(NamedTuple):
+    """Whose message it is, and which."""
+
+    lane: int
+    incarnation: int
+    """of its sender: how often that was replaced"""
+    sequence: int
+    types: tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
+    """shape and type of each array; None for one that does not come from here"""
+
+
+def pack(lane: int, incarnation: int, sequence: int, arrays: Sequence[np.ndarray | None]) -> bytes:
+    """The header of a message."""
+    parts = [_HEAD.pack(MAGIC, lane, incarnation, sequence, len(arrays))]
+    for array in arrays:
+        if array is None:
+            parts.append(_ARRAY.pack(NOTHING, 0))
+        else:
+            parts.append(_ARRAY.pack(_CODES[array.dtype], array.ndim))
+            parts.append(struct.pack(f"<{array.ndim}Q", *array.shape))
+    return b"".join(parts)
+
+
+def unpack(head: bytes | memoryview) -> Header:
+    """Reads a header; RunError if it is none."""
+    try:
+        magic, lane, incarnation, sequence, count = _HEAD.unpack_from(head, 0)
+        if magic != MAGIC:
+            raise RunError("a message does not begin like one of fragflow's")
+        position, types = _HEAD.size, []
+        for _ in range(count):
+            code, ndim = _ARRAY.unpack_from(head, position)
+            position += _ARRAY.size
+            if code == NOTHING:
+                types.append(None)
+                continue
+            shape = struct.unpack_from(f"<{ndim}Q", head, position)
+            position += 8 * ndim
+            types.append((shape, DTYPES[code]))
+    except (struct.error, IndexError) as error:
+        raise RunError(f"a message has a broken header: {error}") from None
+    return Header(lane, incarnation, sequence, tuple(types))
+
+
+def array_from(buffer: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+    """An array over received bytes, without a copy; RunError if their number is wrong."""
+    expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    got = memoryview(buffer).nbytes
+    if got != expected:
+        raise RunError(
+            f"a message announces {dtype}{list(shape)}, {expected} bytes, but brings {got}"
+        )
+    return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)
+
+
+def raw(array: np.ndarray) -> memoryview:
+    """An array's bytes, without a copy."""
+    contiguous = np.ascontiguousarray(array)
+    return contiguous.reshape(-1).view(np.uint8).data

@@ -1,0 +1,292 @@
+"""Messages between processes: ZeroMQ sockets for frames, shared memory for what is large."""
+
+import contextlib
+import os
+import queue
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from fragflow.errors import RunError
+from fragflow.remote.frames import Header, array_from, pack, raw, unpack
+from fragflow.remote.slab import Slab
+from fragflow.runtime.channels import Closed, Payload
+
+LARGE_BYTES = int(os.environ.get("FRAGFLOW_LARGE_BYTES", 1 << 18))
+"""from here on, a message goes through shared memory if its receiver is on the same host"""
+CAPACITY = 64
+"""messages that may wait in a socket before its sender does"""
+POLL_MILLISECONDS = 50
+"""how soon a process that waits notices that the run is over"""
+
+Route = tuple[str, int, int]
+"""(message, sending replica, receiving replica)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneInfo:
+    """One route of a message, as both of its ends know it."""
+
+    number: int
+    route: Route
+    source: str
+    """the process that sends, by its address' name"""
+    target: str
+
+    @property
+    def words(self) -> str:
+        message, sender, receiver = self.route
+        return f"message {message} from replica {sender} to {receiver}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a process receives messages."""
+
+    endpoint: str
+    slabs: str | None = None
+    """the directory of shared memory that it can read; None on another host"""
+    public_key: str | None = None
+    """of its socket, where messages are encrypted"""
+
+
+@dataclass(slots=True)
+class _Lane:
+    info: LaneInfo
+    post: "Post"
+    inbox: "deque[Payload]" = field(default_factory=deque)
+    types: tuple[Any, ...] | None = None
+    sent: int = 0
+    received: int = 0
+    taken: int = 0
+    """received, and taken out of the inbox"""
+    incarnation: int = 0
+    """of its sender, as far as we have heard"""
+    slab: Slab | None = None
+    kept: "deque[tuple[int, Payload]]" = field(default_factory=deque)
+    """what was sent to a process that may have to be replaced, by number"""
+
+    def put(self, payload: Payload) -> None:
+        self.post.send(self, payload)
+
+
+class Post:
+    """All lanes of one process. Used by one thread; every wait has a deadline."""
+
+    def __init__(
+        self,
+        me: str,
+        addresses: Mapping[str, Address],
+        lanes: Sequence[LaneInfo],
+        timeout_seconds: float,
+        incarnation: int = 0,
+        secret: tuple[bytes, bytes] | None = None,
+        expendable: Collection[str] = (),
+    ):
+        """`secret` is the process's own (public, secret) key, where messages are encrypted.
+
+        What is sent to an `expendable` process is kept, to be sent again to the next incarnation.
+        """
+        self.timeout_seconds = timeout_seconds
+        self.is_closed = False
+        self._me = me
+        self._addresses = dict(addresses)
+        self._expendable = frozenset(expendable)
+        self._moves: queue.SimpleQueue[tuple[str, Address, Mapping[int, int]]] = queue.SimpleQueue()
+        self._incarnation = incarnation
+        self._secret = secret
+        self._context = zmq.Context(io_threads=1)
+        self._lanes = {info.number: _Lane(info, self) for info in lanes}
+        self._by_route = {lane.info.route: lane for lane in self._lanes.values()}
+        self._outgoing: dict[str, zmq.Socket[bytes]] = {}
+        self._incoming = self._socket(zmq.PULL)
+        if secret is not None:
+            self._incoming.curve_server = True
+            self._incoming.curve_publickey, self._incoming.curve_secretkey = secret
+        self._incoming.bind(addresses[me].endpoint)
+
+    def open(self, message: str, sender: int, receiver: int) -> _Lane:
+        return self._by_route[message, sender, receiver]
+
+    def send(self, lane: _Lane, payload: Payload) -> None:
+        """Sends arrays; waits while the receiver has too many that it has not taken."""
+        arrays = [None if value is None else np.asarray(value) for value in payload]
+        self._check_types(lane, tuple(a if a is None else (a.shape, a.dtype) for a in arrays))
+        head = pack(lane.info.number, self._incarnation, lane.sent, arrays)
+        parts = [raw(a) for a in arrays if a is not None]
+        size = sum(part.nbytes for part in parts)
+        target = self._addresses[lane.info.target]
+        is_near = target.slabs is not None and target.slabs == self._addresses[self._me].slabs
+        if lane.info.target in self._expendable:
+            lane.kept.append((lane.sent, payload))
+        elif size >= LARGE_BYTES and is_near:
+            if lane.slab is None:
+                lane.slab = Slab.create(self._slab_path(lane, self._incarnation), size)
+            lane.slab.write(lane.sent, parts, self.timeout_seconds)
+            parts = []
+        lane.sent += 1
+        self._deliver(lane, [head, *parts])
+
+    def _deliver(self, lane: _Lane, frames: Sequence[Any]) -> None:
+        deadline = time.monotonic() + self.timeout_seconds
+        while True:
+            # Whoever moves gets all that it has not taken, this message too.
+            if lane.info.target in self._move_sockets():
+                return
+            socket = self._socket_to(lane.info.target)
+            if socket.poll(POLL_MILLISECONDS, zmq.POLLOUT):
+                socket.send_multipart(frames, copy=False)
+                return
+            if self.is_closed:
+                raise Closed
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{lane.info.words} could not be sent within {self.timeout_seconds:.0f} "
+                    "seconds: its receiver is stuck"
+                )
+
+    def get(self, source: _Lane, what: str) -> Payload:
+        """The next payload of a lane, or an error that names what was waited for."""
+        deadline = time.monotonic() + self.timeout_seconds
+        while not source.inbox:
+            if self.is_closed:
+                raise Closed
+            self._move_sockets()
+            if self._incoming.poll(POLL_MILLISECONDS):
+                self._take()
+            elif time.monotonic() > deadline:
+                raise RunError(
+                    f"{what} did not come within {self.timeout_seconds:.0f} seconds: "
+                    "its sender is stuck"
+                )
+        source.taken += 1
+        return source.inbox.popleft()
+
+    def counts(self) -> dict[int, int]:
+        """By lane, how many messages were sent, or taken."""
+        return {
+            number: lane.sent if lane.info.source == self._me else lane.taken
+            for number, lane in self._lanes.items()
+        }
+
+    def resume(self, counts: Mapping[int, int]) -> None:
+        """Goes on where an earlier incarnation of this process was."""
+        for number, count in counts.items():
+            lane = self._lanes[number]
+            lane.sent = lane.received = lane.taken = count
+
+    def acknowledge(self, counts: Mapping[int, int]) -> None:
+        """Tells senders that messages before these numbers will not be asked for again."""
+        for number, count in counts.items():
+            lane = self._lanes[number]
+            if lane.info.target == self._me:
+                head = pack(number, self._incarnation, count, [])
+                with contextlib.suppress(zmq.Again):  # the next one says as much
+                    self._socket_to(lane.info.source).send(head, zmq.NOBLOCK)
+
+    def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
+        """A process was replaced; by lane, which message it wants first. From any thread."""
+        self._moves.put((target, address, counts))
+
+    def _move_sockets(self) -> set[str]:
+        moved = set()
+        while not self._moves.empty():
+            target, address, counts = self._moves.get()
+            moved.add(target)
+            self._addresses[target] = address
+            if target in self._outgoing:
+                self._outgoing.pop(target).close(linger=0)
+            for number, count in counts.items():
+                lane = self._lanes[number]
+                for sequence, payload in lane.kept:
+                    if sequence >= count:
+                        arrays = [None if v is None else np.asarray(v) for v in payload]
+                        head = pack(number, self._incarnation, sequence, arrays)
+                        parts = [raw(a) for a in arrays if a is not None]
+                        self._socket_to(target).send_multipart([head, *parts], copy=False)
+        return moved
+
+    def close(self) -> None:
+        """Called by the thread that uses it, when it is done."""
+        self.is_closed = True
+        for socket in (*self._outgoing.values(), self._incoming):
+            socket.close(linger=0)
+        self._context.term()
+
+    def _take(self) -> None:
+        """Takes one message, of whatever lane."""
+        head, *parts = self._incoming.recv_multipart(copy=False)
+        header = unpack(head.buffer)
+        lane = self._lanes.get(header.lane)
+        if lane is not None and lane.info.source == self._me and not header.types:
+            while lane.kept and lane.kept[0][0] < header.sequence:
+                lane.kept.popleft()
+            return
+        if lane is None or lane.info.target != self._me:
+            raise RunError(f"a message came by lane {header.lane}, which does not end here")
+        if header.incarnation < lane.incarnation:
+            return  # from one that was replaced
+        if header.incarnation > lane.incarnation:
+            lane.incarnation, lane.slab = header.incarnation, None
+        if header.sequence < lane.received:
+            self._payload(lane, header, parts)  # made again after a loss: we have it already
+            return
+        if header.sequence != lane.received:
+            raise RunError(
+                f"{lane.info.words}: number {header.sequence} came where number {lane.received} "
+                "was expected"
+            )
+        self._check_types(lane, header.types)
+        lane.inbox.append(self._payload(lane, header, parts))
+        lane.received += 1
+
+    def _payload(self, lane: _Lane, header: Header, parts: Sequence[Any]) -> list[Any]:
+        present = [t for t in header.types if t is not None]
+        if present and not parts:
+            if lane.slab is None:
+                lane.slab = Slab.open(self._slab_path(lane, header.incarnation))
+            sizes = [int(np.prod(shape, dtype=np.int64)) * d.itemsize for shape, d in present]
+            buffers: Sequence[Any] = lane.slab.read(header.sequence, sizes)
+        else:
+            buffers = [part.buffer for part in parts]
+        if len(buffers) != len(present):
+            raise RunError(f"{lane.info.words} brings {len(buffers)} arrays, not {len(present)}")
+        rest = iter(buffers)
+        return [None if t is None else array_from(next(rest), *t) for t in header.types]
+
+    def _check_types(self, lane: _Lane, types: tuple[Any, ...]) -> None:
+        """All messages of a lane are alike."""
+        if lane.types is None:
+            lane.types = types
+        elif types != lane.types:
+            raise RunError(f"{lane.info.words} has types {types}, but had {lane.types} before")
+
+    def _slab_path(self, lane: _Lane, incarnation: int) -> Path:
+        slabs = self._addresses[self._me].slabs
+        assert slabs is not None
+        return Path(slabs) / f"lane-{lane.info.number}-{incarnation}"
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, CAPACITY)
+        socket.setsockopt(zmq.RCVHWM, CAPACITY)
+        socket.setsockopt(zmq.SNDTIMEO, int(1000 * self.timeout_seconds))
+        socket.setsockopt(zmq.LINGER, 0)
+        return socket
+
+    def _socket_to(self, target: str) -> "zmq.Socket[bytes]":
+        if target not in self._outgoing:
+            socket = self._socket(zmq.PUSH)
+            address = self._addresses[target]
+            if self._secret is not None and address.public_key is not None:
+                socket.curve_serverkey = address.public_key.encode()
+                socket.curve_publickey, socket.curve_secretkey = self._secret
+            socket.connect(address.endpoint)
+            self._outgoing[target] = socket
+        return self._outgoing[target]

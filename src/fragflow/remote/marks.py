@@ -1,0 +1,87 @@
+"""Marks where an expendable process stands, so that another one can go on in its place.
+
+After every iteration it tells the coordinator what nobody else knows: the state of its
+environments. What it was sent is kept by the senders. A replacement begins a mark back; what it
+makes again is what its predecessor made, so receivers drop what they have already.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fragflow.graph.ir import FDG, Fragment, Transfer, Value
+from fragflow.remote.lanes import Post
+from fragflow.remote.orders import Mark, Order
+from fragflow.runtime.crew import Crew
+from fragflow.runtime.parcels import incoming
+
+MARKS_IN_DOUBT = 4
+"""before which nothing is asked for again: the last ones of a process that is killed may not have
+got out any more, and a replacement begins one back"""
+
+
+def mirrors(fdg: FDG, fragment: Fragment) -> dict[Value, Value]:
+    """State that another fragment sends: the value that comes, and its name inside the loop."""
+    comes = {p.value for t in fdg.transfers if t.target == fragment.name for p in t.parcels}
+    return {c.next: c.inside for c in fragment.loop.carries if c.next in comes}
+
+
+class Marker:
+    """Runs the crew of an expendable process, one iteration at a time."""
+
+    def __init__(self, order: Order, crew: Crew, post: Post, tell: Callable[[str, Any], None]):
+        self._fdg = order.fdg
+        self._crew = crew
+        self._post = post
+        self._tell = tell
+        self._unsure: deque[Mapping[int, int]] = deque()
+        self._behind: list[Transfer] = []
+        """messages whose last number must be taken again: it brought state, which is lost"""
+        if order.resume is not None:
+            self._take_over(order, order.resume)
+
+    def run(self, start: int, count: int) -> None:
+        for transfer in self._behind:
+            self._take_again(transfer)
+        self._behind = []
+        for index in range(start, start + count):
+            made = self._crew.run(index, 1)
+            self._mark(index, {worker.name: metrics for worker, metrics in made.items()})
+
+    def _take_over(self, order: Order, counts: Mapping[int, int]) -> None:
+        counts = dict(counts)
+        for transfer in self._fdg.transfers:
+            worker = self._crew.workers.get(transfer.target)
+            if worker is None:
+                continue
+            brought = mirrors(self._fdg, worker.part.fragment)
+            lanes = [lane.number for lane in order.lanes if lane.route[0] == transfer.name]
+            has_state = any(parcel.value in brought for parcel in transfer.parcels)
+            if has_state and any(counts[number] for number in lanes):
+                self._behind.append(transfer)
+                counts |= {number: max(0, counts[number] - 1) for number in lanes}
+        self._post.resume(counts)
+
+    def _take_again(self, transfer: Transfer) -> None:
+        worker = self._crew.workers[transfer.target]
+        brought = mirrors(self._fdg, worker.part.fragment)
+        names = [name for pieces in incoming(self._fdg, transfer) for name in pieces]
+        for name, value in zip(names, worker.receiver(transfer)(), strict=True):
+            if name in brought:
+                worker.values[brought[name]] = value
+
+    def _mark(self, index: int, metrics: Mapping[str, Any]) -> None:
+        state = {}
+        for name, worker in self._crew.workers.items():
+            elsewhere = set(mirrors(self._fdg, worker.part.fragment).values())
+            own = {v: a for v, a in worker.state().items() if v not in elsewhere}
+            state[name] = {v: np.asarray(a) for v, a in own.items()}
+        counts = self._post.counts()
+        self._tell("mark", Mark(iteration=index + 1, state=state, counts=counts, metrics=metrics))
+        self._unsure.append(counts)
+        if len(self._unsure) > MARKS_IN_DOUBT:
+            # The message before may still be wanted: it may have brought state.
+            safe = self._unsure.popleft()
+            self._post.acknowledge({number: max(0, count - 1) for number, count in safe.items()})

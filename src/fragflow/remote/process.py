@@ -1,0 +1,263 @@
+"""A worker's process: does what its coordinator says, and ends with it.
+
+Started as `python -m fragflow.remote.process ENDPOINT DIRECTORY PARENT`. One thread listens and
+gives signs of life; another one computes.
+"""
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import zmq
+from jax.sharding import Mesh
+
+from fragflow._jax import REPLICA_AXIS
+from fragflow.api.host import Host
+from fragflow.errors import FragflowError
+from fragflow.graph.kinds import UNIFORM
+from fragflow.remote.lanes import POLL_MILLISECONDS, Address, Post
+from fragflow.remote.marks import Marker
+from fragflow.remote.orders import CODEC, Duty, Hosting, Order
+from fragflow.remote.recipes import make
+from fragflow.remote.shipped import compile_shipped
+from fragflow.remote.versions import versions
+from fragflow.remote.wire import BEAT_SECONDS, Line
+from fragflow.runtime.channels import Closed
+from fragflow.runtime.crew import Crew
+from fragflow.runtime.hand import Hand
+from fragflow.runtime.host import HostPool
+from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
+from fragflow.runtime.office import Desk
+from fragflow.runtime.worker import Worker
+
+PATIENCE_SECONDS = 3.0
+"""for messages, beyond that for environments: theirs is the cause where both are late"""
+
+
+class WorkerProcess:
+    """Carries out requests, one after the other, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, HostPool] = {}
+        self.post: Post | None = None
+        self.crew: Crew | None = None
+        self.hand: Hand | None = None
+        self.timeout_seconds = 120.0
+        self.marker: Marker | None = None
+        self._requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.bell, self._rope = os.pipe()
+        """readable when there is an answer"""
+        self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
+        self._thread.start()
+
+    def request(self, word: str, content: Any) -> None:
+        self._requests.put((word, content))
+
+    def stop(self) -> None:
+        """Ends what waits for messages."""
+        if self.post is not None:
+            self.post.is_closed = True
+
+    def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
+        """A process that we exchange messages with was replaced."""
+        if self.post is not None:
+            self.post.move(target, address, counts)
+
+    def stuck(self) -> dict[str, str] | None:
+        """An error if environments do not answer."""
+        for pool in self.pools.values():
+            fault = pool.stuck(self.timeout_seconds)
+            if fault is not None:
+                return _told(fault)
+        return None
+
+    def end(self, grace_seconds: float) -> None:
+        self.stop()
+        self._requests.put(None)
+        self._thread.join(grace_seconds)
+        for pool in self.pools.values():
+            with contextlib.suppress(Exception):
+                pool.close()
+
+    def _work(self) -> None:
+        methods: dict[str, Callable[[Any], Any]] = {
+            "host": self._host,
+            "ask": self._ask,
+            "order": self._order,
+            "preload": self._preload,
+            "run": self._run,
+            "work": self._work_once,
+            "state": self._state,
+        }
+        while (request := self._requests.get()) is not None:
+            word, content = request
+            try:
+                self._answer("done", methods[word](content))
+            except Closed:
+                self._answer("closed", None)
+            except BaseException as error:  # whatever it is, the coordinator must hear of it
+                traceback.print_exc()  # for the process's log
+                self._answer("failed", self._failure(error))
+        if self.post is not None:
+            self.post.close()
+
+    def answers(self) -> Iterator[tuple[str, Any]]:
+        """What has been done since."""
+        while not self._answers.empty():
+            os.read(self.bell, 1)
+            yield self._answers.get()
+
+    def _answer(self, word: str, content: Any) -> None:
+        self._answers.put((word, content))
+        os.write(self._rope, b".")
+
+    def _failure(self, error: BaseException) -> dict[str, str]:
+        return _told(error if self.crew is None else self.crew.error(error))
+
+    def _host(self, hosting: Hosting) -> None:
+        sys.path.extend(path for path in hosting.path if path not in sys.path)
+        host = Host(make(hosting.environment))
+        self.pools[hosting.fragment] = HostPool(host, hosting.ids, in_turns=hosting.in_turns)
+
+    def _ask(self, content: tuple[str, str, list[Any]]) -> list[np.ndarray]:
+        fragment, method, arguments = content
+        return [np.asarray(a) for a in self.pools[fragment].call(method, *arguments)]
+
+    def _order(self, order: Order) -> None:
+        self.timeout_seconds = order.timeout_seconds
+        channels: Any
+        if order.fdg.server is None:
+            channels = self.post = Post(
+                order.me,
+                order.addresses,
+                order.lanes,
+                order.timeout_seconds + PATIENCE_SECONDS,
+                order.incarnation,
+                expendable=order.expendable,
+            )
+        else:
+            channels = Desk()
+        workers = [self._worker(order, duty, channels) for duty in order.duties]
+        self.crew = Crew(workers, order.script)
+        if self.post is not None and order.me in order.expendable:
+            self.marker = Marker(order, self.crew, self.post, self._answer)
+        if order.fdg.server is not None:
+            self.hand = Hand(order.fdg, self.crew, channels)
+
+    def _worker(self, order: Order, duty: Duty, channels: Any) -> Worker:
+        fragment = duty.part.fragment
+        available = jax.devices(fragment.device)
+        devices = [available[k] for k in duty.devices]
+        layout: Layout = (
+            Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))
+            if fragment.group
+            else OneDevice(device=devices[0])
+        )
+        kinds = order.fdg.kinds[fragment.name]
+        values = {v: layout.place(array, UNIFORM) for v, array in duty.constants.items()}
+        values |= {v: layout.place(a, kind_of(v, kinds)) for v, a in duty.values.items()}
+        for carry in fragment.loop.carries:
+            values[carry.init] = values[carry.inside]
+        return Worker(
+            order.fdg,
+            duty.part,
+            duty.replicas,
+            layout,
+            [compile_shipped(program, layout) for program in duty.programs],
+            values,
+            channels,
+            self.pools.get(fragment.name),
+        )
+
+    def _preload(self, content: tuple[str, int, int, list[Any]]) -> None:
+        message, sender, receiver, payload = content
+        assert self.post is not None
+        self.post.open(message, sender, receiver).inbox.append(payload)
+
+    def _run(self, content: tuple[int, int]) -> dict[str, dict[str, list[np.ndarray]]]:
+        assert self.crew is not None
+        if self.marker is not None:
+            self.marker.run(*content)
+            return {}
+        metrics = self.crew.run(*content)
+        return {worker.name: found for worker, found in metrics.items()}
+
+    def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
+        assert self.hand is not None
+        metrics, payloads = self.hand.work(*content)
+        arrays = {
+            message: [None if value is None else np.asarray(value) for value in payload]
+            for message, payload in payloads.items()
+        }
+        return dict(metrics), arrays
+
+    def _state(self, _content: None) -> dict[str, dict[str, np.ndarray]]:
+        assert self.crew is not None
+        return {
+            name: {value: np.asarray(array) for value, array in worker.state().items()}
+            for name, worker in self.crew.workers.items()
+        }
+
+
+def _told(error: BaseException) -> dict[str, str]:
+    is_ours = isinstance(error, FragflowError)
+    words = str(error) if is_ours else "".join(traceback.format_exception(error)).strip()
+    return {"kind": type(error).__name__ if is_ours else "RunError", "words": words}
+
+
+def serve(endpoint: str, directory: Path, parent: int) -> None:
+    """Listens until the coordinator says goodbye, or is gone."""
+    line = Line(zmq.Context(), endpoint, CODEC, is_server=False)
+    worker = WorkerProcess()
+    try:
+        line.say("ready", versions())
+        while os.getppid() == parent:
+            if not _listen(line, worker, until=time.monotonic() + BEAT_SECONDS):
+                worker.end(grace_seconds=2.0)
+                line.close()
+                os._exit(0)  # whatever environments have left running
+            line.beat()
+            stuck = worker.stuck()
+            if stuck is not None:
+                line.say("failed", stuck)
+    except zmq.Again:
+        pass  # nobody listens any more
+    # The coordinator was killed: nobody else clears up.
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(1)
+
+
+def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
+    """Does what the coordinator says for a while; False when it says that this is the end."""
+    while time.monotonic() < until:
+        heard = line.hear(POLL_MILLISECONDS, worker.bell)
+        if heard is not None:
+            word, content = heard
+            if word == "end":
+                return False
+            if word == "stop":
+                worker.stop()
+            elif word == "move":
+                worker.move(*content)
+            else:
+                worker.request(word, content)
+        for answer in worker.answers():
+            line.say(*answer)
+    return True
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends a run in good order
+    serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

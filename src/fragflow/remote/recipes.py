@@ -1,0 +1,81 @@
+"""Environments on the host travel as recipes: the class that makes them, and its fields.
+
+Nothing is pickled: a recipe names a class of an installed module, or of the user's, which the
+worker's process imports, and holds plain data.
+"""
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from fragflow.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """An object made by calling a class with fields."""
+
+    module: str
+    name: str
+    fields: Mapping[str, Any]
+
+
+def recipe_of(value: Any, title: str) -> Any:
+    """`value` as plain data and recipes; `title` says what it is, in errors."""
+    if value is None or isinstance(value, bool | int | float | str | np.ndarray | np.dtype):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return np.dtype(value)
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(recipe_of(v, title) for v in value)
+    if isinstance(value, list):
+        return [recipe_of(v, title) for v in value]
+    if isinstance(value, Mapping):
+        return {k: recipe_of(v, title) for k, v in value.items()}
+    kind = type(value)
+    if isinstance(value, Enum):
+        return Recipe(module=kind.__module__, name=kind.__qualname__, fields={"": value.value})
+    is_importable = "<locals>" not in kind.__qualname__ and kind.__module__ != "__main__"
+    if dataclasses.is_dataclass(value) and is_importable:
+        fields = {
+            f.name: recipe_of(getattr(value, f.name), title)
+            for f in dataclasses.fields(value)
+            if f.init
+        }
+        return Recipe(module=kind.__module__, name=kind.__qualname__, fields=fields)
+    if is_importable and kind.__module__ != "builtins" and getattr(value, "__dict__", None) == {}:
+        return Recipe(module=kind.__module__, name=kind.__qualname__, fields={})
+    raise ConfigError(
+        f"{title} cannot be made in another process: it holds a {kind.__qualname__} of "
+        f"{kind.__module__}. Make it a dataclass of plain fields in a module of its own (not in "
+        "the script that is run), or use --runtime local."
+    )
+
+
+def make(recipe: Any) -> Any:
+    """What a recipe describes."""
+    if isinstance(recipe, Recipe):
+        made: Any = importlib.import_module(recipe.module)
+        for part in recipe.name.split("."):
+            made = getattr(made, part)
+        fields = {k: make(v) for k, v in recipe.fields.items()}
+        return made(fields[""]) if "" in fields else made(**fields)
+    if isinstance(recipe, tuple):
+        return tuple(make(v) for v in recipe)
+    if isinstance(recipe, list):
+        return [make(v) for v in recipe]
+    if isinstance(recipe, dict):
+        return {k: make(v) for k, v in recipe.items()}
+    return recipe
+
+
+def search_path() -> list[str]:
+    """Where the other process finds the user's modules."""
+    return [path for path in sys.path if path]

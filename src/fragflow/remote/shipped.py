@@ -1,0 +1,85 @@
+"""Programs that travel: exported where the algorithm is known, compiled where they run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import export
+
+from fragflow.errors import ConfigError
+from fragflow.graph.ir import Value
+from fragflow.runtime.compiled import Draft, Engine, Program, compile_safely
+from fragflow.runtime.layout import Group, Layout, OneDevice
+
+FOREIGN_CALLS = ("fragflow_discounted_sums",)
+"""functions in C++ that programs call: every process has them from the same installation"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """A compiled segment's program in JAX's portable format."""
+
+    plain: bytes
+    inlined: bytes
+    """the same with components inlined: see shared_operands.py"""
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    donated: tuple[int, ...]
+    options: Mapping[str, Any]
+    name: str
+    line: str
+
+
+def ship(draft: Draft, engine: Engine | None) -> Shipped:
+    """Exports a segment."""
+    if engine is not None:
+        raise ConfigError(
+            "implementation actor=onnx: only the local runtime has it. Leave it out, or use "
+            "--runtime local"
+        )
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in FOREIGN_CALLS]
+
+    def exported(inline: bool) -> bytes:
+        jitted = draft.jitted(inline)
+        platforms = [draft.layout.platform]
+        made = export.export(jitted, platforms=platforms, disabled_checks=checks)(*draft.types)
+        return bytes(made.serialize())
+
+    return Shipped(
+        plain=exported(False),
+        inlined=exported(True),
+        inputs=draft.inputs,
+        outputs=draft.outputs,
+        donated=draft.donated,
+        options=dict(draft.options),
+        name=draft.name,
+        line=draft.line,
+    )
+
+
+def compile_shipped(shipped: Shipped, layout: Layout) -> Program:
+    """Compiles a program for where this process runs it."""
+
+    def lowered(inline: bool) -> Any:
+        loaded = export.deserialize(bytearray(shipped.inlined if inline else shipped.plain))
+        types = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+            for aval, sharding in zip(loaded.in_avals, _shardings(loaded, layout), strict=True)
+        ]
+        return jax.jit(loaded.call, donate_argnums=shipped.donated).lower(*types)
+
+    return Program(
+        call=compile_safely(lowered, dict(shipped.options) or None),
+        inputs=shipped.inputs,
+        outputs=shipped.outputs,
+        name=shipped.name,
+        line=shipped.line,
+    )
+
+
+def _shardings(loaded: export.Exported, layout: Layout) -> list[Any]:
+    if isinstance(layout, Group):
+        return list(loaded.in_shardings_jax(layout.mesh))
+    assert isinstance(layout, OneDevice)
+    return [jax.sharding.SingleDeviceSharding(layout.device)] * len(loaded.in_avals)

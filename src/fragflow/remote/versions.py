@@ -1,0 +1,29 @@
+"""What must be the same in all processes of a run."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from fragflow.errors import RunError
+
+
+def versions() -> dict[str, str]:
+    """Of what could give other results, or not understand one another."""
+    found = {"python": platform.python_version()}
+    for package in ("jax", "jaxlib", "numpy", "fragflow"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def refuse_other(theirs: dict[str, str], who: str) -> None:
+    """RunError if a process is not like this one."""
+    ours = versions()
+    different = [
+        f"{name} {theirs.get(name)} instead of {wanted}"
+        for name, wanted in ours.items()
+        if theirs.get(name) != wanted
+    ]
+    if different:
+        raise RunError(f"{who} has {', '.join(different)}: use the same versions everywhere")

@@ -1,0 +1,64 @@
+"""The line between a coordinator and one process: requests, answers, signs of life."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from fragflow.remote.codec import Codec
+
+BEAT_SECONDS = 1.0
+"""how often a process says that it lives"""
+BEAT = b"beat"
+SEND_MILLISECONDS = 2000
+"""after which a word that cannot be sent has no one to hear it: zmq.Again"""
+
+
+class Line:
+    """One end of it. Used by one thread at a time."""
+
+    def __init__(self, context: "zmq.Context[Any]", endpoint: str, codec: Codec, is_server: bool):
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 1000 if not is_server else 0)
+        self._socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
+        self._codec = codec
+        if is_server:
+            self._socket.bind(endpoint)
+        else:
+            self._socket.connect(endpoint)
+
+    def say(self, word: str, content: Any = None) -> None:
+        """Sends a word and plain data."""
+        text, blobs = self._codec.encode(content)
+        self._socket.send_multipart([word.encode(), text, *blobs], copy=False)
+
+    def beat(self) -> None:
+        self._socket.send(BEAT)
+
+    def hear(self, milliseconds: int, bell: int | None = None) -> tuple[str, Any] | None:
+        """The next word and its data; ("beat", None) for a sign of life, None for silence.
+
+        `bell` is the end of a pipe: a byte in it ends the wait.
+        """
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        if bell is not None:
+            poller.register(bell, zmq.POLLIN)
+        if self._socket not in dict(poller.poll(milliseconds)):
+            return None
+        frames = self._socket.recv_multipart(copy=False)
+        word = bytes(frames[0].buffer).decode()
+        if len(frames) == 1:
+            return word, None
+        return word, self._codec.decode(frames[1].buffer, _buffers(frames[2:]))
+
+    def is_silent(self) -> bool:
+        """Whether nothing waits to be heard."""
+        return not self._socket.poll(0)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _buffers(frames: Sequence[Any]) -> list[Any]:
+    return [frame.buffer for frame in frames]

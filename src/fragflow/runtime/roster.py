@@ -1,0 +1,38 @@
+"""Which workers share a thread, or a process: those of a team, or one replica of a fragment."""
+
+from dataclasses import dataclass
+
+from fragflow.graph.ir import FDG
+from fragflow.runtime.plan import Plan
+from fragflow.runtime.script import Script, teams, write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """One worker: a replica of a fragment, or all of a group."""
+
+    fragment: str
+    index: int
+    count: int
+    """of workers that the fragment has"""
+    replicas: tuple[int, ...]
+
+
+def rosters(fdg: FDG, plan: Plan) -> list[tuple[list[Station], Script | None]]:
+    """The workers of each crew, and the script that drives them; without one, it is one program."""
+    found: list[tuple[list[Station], Script | None]] = []
+    for team in teams(fdg, plan):
+        script = None if plan.parts[team[0]].fused else write(fdg, plan, team)
+        stations = [station for name in team for station in _stations(plan, name)]
+        groups = [stations] if len(team) > 1 else [[station] for station in stations]
+        found += [(group, script) for group in groups]
+    return found
+
+
+def _stations(plan: Plan, name: str) -> list[Station]:
+    fragment = plan.parts[name].fragment
+    if fragment.group:
+        replicas = tuple(range(fragment.replicas))
+        return [Station(fragment=name, index=0, count=1, replicas=replicas)]
+    count = fragment.replicas
+    return [Station(fragment=name, index=r, count=count, replicas=(r,)) for r in range(count)]

@@ -1,0 +1,298 @@
+"""Workers in processes: the results of threads, and faults with a name; nothing is left behind."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fragflow as ff
+from fragflow.algorithms.a3c import A3C
+from fragflow.algorithms.impala import IMPALA
+from fragflow.algorithms.ppo import PPO
+from fragflow.environments import make_environment
+from fragflow.errors import ConfigError, EnvironmentFault, RunError
+from fragflow.policies import named_policy, synchronisation
+from fragflow.remote import launcher, recovery, versions
+from fragflow.run import Experiment, Outcome, Silent, run
+from graph.toy import Drift, Toy
+from remote.plain_drift import PlainDrift
+from runtime.test_host import HostDrift
+
+COARSE = "single-learner-coarse"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No process, no directory, also after faults."""
+    yield
+    deadline = time.monotonic() + 5
+    while (left := _children()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, "worker processes are left"
+    assert not list(Path("/dev/shm").glob(f"fragflow-{os.getpid()}-*"))
+
+
+def _children(part: str = "") -> list[int]:
+    """Worker processes of this one whose names have this part."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        is_ours = b"fragflow.remote.process" in words and parent == os.getpid()
+        if is_ours and part.encode() in words:
+            found.append(int(entry.name))
+    return found
+
+
+def train(
+    algorithm: Any,
+    policy: str = COARSE,
+    *,
+    environment: Any = None,
+    workers: int = 2,
+    sync: str = "lockstep",
+    runtime: Any = "processes",
+    iterations: int = 3,
+    **more: Any,
+) -> Outcome:
+    length = getattr(algorithm, "rollout_length", 4)
+    experiment = Experiment(
+        algorithm=algorithm,
+        environment=environment or Drift(),
+        num_envs=8,
+        total_steps=iterations * 8 * length,
+        seed=7,
+    )
+    chosen = replace(named_policy(policy), synchronisation=synchronisation(sync))
+    return run(experiment, chosen, workers=workers, runtime=runtime, **more)
+
+
+def assert_same(a: Outcome, b: Outcome) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a.state, b.state)
+    assert [r.metrics for r in a.rows] == [r.metrics for r in b.rows]
+    assert (a.messages, a.bytes_moved) == (b.messages, b.bytes_moved)
+
+
+@pytest.mark.parametrize(
+    ("policy", "workers"),
+    [
+        (COARSE, 2),
+        ("single-learner-fine", 2),
+        ("environments", 2),
+        ("central", 2),
+        ("multi-learner", 2),
+        ("gpu-only", 1),
+        pytest.param(COARSE, 4, marks=pytest.mark.slow),
+        pytest.param("gpu-only", 2, marks=pytest.mark.slow),
+        pytest.param("split-device", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_bits_are_those_of_threads(policy: str, workers: int) -> None:
+    """An algorithm that only this process knows."""
+
+    @dataclass(frozen=True)
+    class Local(Toy):
+        length: int = 5
+
+    outcomes = [
+        train(Local(), policy, workers=workers, runtime=runtime)
+        for runtime in ("local", "processes")
+    ]
+    assert_same(*outcomes)
+
+
+def test_large_messages_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
+    threads, processes = (train(Toy(), runtime=r) for r in ("local", "processes"))
+    assert_same(threads, processes)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_environments_on_the_host(workers: int) -> None:
+    algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
+    threads, processes = (
+        train(algorithm, environment=PlainDrift(), workers=workers, runtime=r)
+        for r in ("local", "processes")
+    )
+    assert_same(threads, processes)
+    assert sum(r.episodes for r in processes.rows) > 0
+
+
+def test_envpool_in_turns() -> None:
+    pytest.importorskip("envpool", reason="EnvPool is an extra")
+    environment = ff.wrap(make_environment("envpool:CartPole-v1", threads=1), frame_stack=2)
+    algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
+    policy = replace(named_policy(COARSE), first=2)
+    experiment = Experiment(
+        algorithm=algorithm, environment=environment, num_envs=8, total_steps=3 * 64, seed=1
+    )
+    threads, processes = (
+        run(experiment, policy, workers=2, runtime=r) for r in ("local", "processes")
+    )
+    assert_same(threads, processes)
+
+
+def test_lag() -> None:
+    algorithm = IMPALA(rollout_length=4, hidden=(8,))
+    threads, processes = (
+        train(algorithm, sync="lag=1", runtime=r, iterations=5) for r in ("local", "processes")
+    )
+    jax.tree.map(np.testing.assert_array_equal, threads.state, processes.state)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy"),
+    [
+        (A3C(rollout_length=4, hidden=(8,)), "central"),
+        (IMPALA(rollout_length=4, hidden=(8,)), COARSE),
+    ],
+    ids=["a3c", "impala"],
+)
+def test_asynchronous_workers(algorithm: Any, policy: str) -> None:
+    outcome = train(algorithm, policy, sync="async=4", iterations=8)
+    assert len(outcome.rows) == 8
+    assert max(row.metrics["lag_max"] for row in outcome.rows) <= 4
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
+
+
+class Signalling(Silent):
+    """Sends a signal to a process after some iterations, at a random moment."""
+
+    def __init__(self, part: str, number: int, at: Sequence[int] = (3,)):
+        self._part = part
+        self._number = number
+        self._at = list(at)
+
+    def rows(self, rows: Any) -> None:
+        if self._at and rows[-1].iteration >= self._at[0]:
+            self._at.pop(0)
+            timer = threading.Timer(random.uniform(0.0, 0.05), self._signal)
+            timer.daemon = True
+            timer.start()
+
+    def _signal(self) -> None:
+        while not (found := _children(self._part)):
+            time.sleep(0.01)  # it is being replaced
+        os.kill(found[0], self._number)
+
+
+@pytest.mark.parametrize("policy", [COARSE, "single-learner-fine"])
+def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> None:
+    iterations = 600
+    undisturbed = train(Toy(), policy, iterations=iterations)
+    observer = Signalling("_1.", signal.SIGKILL, at=(10, 60))
+    disturbed = train(Toy(), policy, iterations=iterations, observer=observer)
+    assert_same(undisturbed, disturbed)
+    assert (undisturbed.replacements, disturbed.replacements) == (0, 2)
+
+
+def test_a_stopped_worker_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "SILENCE_SECONDS", 3.0)
+    undisturbed = train(Toy(), iterations=600)
+    disturbed = train(Toy(), iterations=600, observer=Signalling("_1.", signal.SIGSTOP))
+    assert_same(undisturbed, disturbed)
+
+
+def test_who_dies_again_is_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "MOST_REPLACEMENTS", 1)
+    observer = Signalling("_0.", signal.SIGKILL, at=(5, 50))
+    with pytest.raises(RunError, match="killed by signal 9; it was replaced 1 times before"):
+        train(Toy(), iterations=100_000, observer=observer)
+
+
+def test_a_lost_learner_ends_the_run_with_its_name() -> None:
+    with pytest.raises(RunError, match="worker process learner was killed by signal 9") as error:
+        train(Toy(), iterations=100_000, observer=Signalling("/learner", signal.SIGKILL))
+    assert error.value.exit_code == 3
+
+
+def test_a_stopped_learner_is_named_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "SILENCE_SECONDS", 3.0)
+    with pytest.raises(RunError, match="learner has given no sign of life for 3 seconds"):
+        train(Toy(), iterations=100_000, observer=Signalling("/learner", signal.SIGSTOP))
+
+
+def test_an_environment_that_fails_is_named() -> None:
+    with pytest.raises(EnvironmentFault, match=r"environment \d returned NaN or infinity"):
+        train(Toy(), environment=PlainDrift(breaks_at=6), iterations=4)
+
+
+def test_an_environment_that_ends_its_process() -> None:
+    with pytest.raises(RunError, match=r"worker process \w+ ended with exit code 7"):
+        train(Toy(), environment=PlainDrift(exits_at=6), iterations=4)
+
+
+def test_an_environment_that_hangs() -> None:
+    with pytest.raises(EnvironmentFault, match="have not answered for 2 seconds"):
+        train(Toy(), environment=PlainDrift(hangs_at=6), iterations=4, stall_timeout_seconds=2.0)
+
+
+def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RunError, match=r"worker process \w+ ended with exit code 1"):
+        train(Toy())
+
+
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "version", lambda package: "0.0.1")
+    with pytest.raises(RunError, match=r"has jax .* instead of 0\.0\.1"):
+        train(Toy())
+
+
+def test_an_environment_that_cannot_travel_is_refused() -> None:
+    with pytest.raises(ConfigError, match="environment host drift cannot be made in another"):
+        train(Toy(), environment=HostDrift(disturb=lambda step, answer: answer))
+
+
+def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(
+        "import fragflow as ff\n"
+        "ff.train('ppo', 'CartPole-v1', policy='single-learner-coarse', workers=2, num_envs=8,\n"
+        "         runtime='processes', total_steps=2**30, eval_episodes=0, quiet=True,\n"
+        "         hyperparameters={'rollout_length': 8, 'epochs': 1, 'hidden': (8,)})\n"
+    )
+    before = set(Path("/dev/shm").glob("fragflow-*"))
+    run_ = subprocess.Popen([sys.executable, str(script)])
+    directory = None
+    deadline = time.monotonic() + 90
+    while directory is None and time.monotonic() < deadline:
+        new = set(Path("/dev/shm").glob(f"fragflow-{run_.pid}-*")) - before
+        directory = next((d for d in new if any(d.glob("*.log"))), None)
+        time.sleep(0.1)
+    assert directory is not None, "the run did not start"
+    time.sleep(2.0)
+    run_.kill()
+    run_.wait()
+    deadline = time.monotonic() + 30
+    while (directory.exists() or _processes_of(directory)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not directory.exists()
+    assert not _processes_of(directory)
+
+
+def _processes_of(directory: Path) -> list[bytes]:
+    commands = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if _readable(p)]
+    return [command for command in commands if str(directory).encode() in command]
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True
