@@ -2,7 +2,8 @@
 
 In the manner of WarpDrive's game of the same name (Lan et al. 2022). The square grows with the
 number of agents, so that it is as crowded for a thousand as for five, and every agent sees its
-nearest neighbours only: what an agent costs hardly depends on how many there are.
+nearest opponents only: what an agent costs hardly depends on how many there are. Who walks at
+random tags hardly anyone; who runs after the nearest tags many, even when they flee.
 """
 
 import dataclasses
@@ -23,13 +24,13 @@ MOST_AGENTS = 1024
 """an agent's index is kept in ten bits of its distance"""
 AREA = 4.0
 """of the square, per agent"""
-REACH = 0.3
+REACH = 0.2
 """at which a tagger tags a runner"""
-TAGGER_SPEED, RUNNER_SPEED = 0.30, 0.24
+TAGGER_SPEED, RUNNER_SPEED = 0.20, 0.12
 """per step, at most"""
 AGILITY = 0.4
 """how much of its velocity an agent can change in a step"""
-OWN, PER_NEIGHBOUR = 6, 6
+OWN, PER_NEIGHBOUR = 6, 5
 """numbers that an observation has of the agent itself, and of each neighbour"""
 FARTHEST = np.int32(np.iinfo(np.int32).max)
 
@@ -87,7 +88,7 @@ class Tag:
             alive=jnp.ones(self.num_agents, bool),
             step=jnp.int32(0),
         )
-        return state, self._observe(state)
+        return state, self._observe(state, self._threats(position))
 
     def step(self, state: State, action: jax.Array, key: jax.Array) -> Step:
         del key  # nothing is left to chance
@@ -95,7 +96,8 @@ class Tag:
         position = jnp.clip(state.position + velocity, 0.0, self.side)
         # Who runs into a wall stops there.
         velocity = position - state.position
-        tagged, catches = self._tags(position, state.alive)
+        threats = self._threats(position)
+        tagged, catches = self._tags(threats[:, 0], state.alive[self.taggers :])
         alive = jnp.concatenate(
             [state.alive[: self.taggers], state.alive[self.taggers :] & ~tagged]
         )
@@ -106,7 +108,7 @@ class Tag:
         reward = jnp.concatenate([catches, jnp.where(tagged, -1.0, 0.0)])
         return Step(
             state_after,
-            self._observe(state_after),
+            self._observe(state_after, threats),
             reward,
             terminated,
             ~terminated & is_over,
@@ -124,43 +126,41 @@ class Tag:
     def _speed(self) -> jax.Array:
         return jnp.where(jnp.arange(self.num_agents) < self.taggers, TAGGER_SPEED, RUNNER_SPEED)
 
-    def _tags(self, position: jax.Array, alive: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Which runners are tagged now, and how many by each tagger."""
+    def _threats(self, position: jax.Array) -> jax.Array:
+        """The taggers nearest to each runner, packed: who tags, and what a runner sees."""
         taggers, runners = position[: self.taggers], position[self.taggers :]
-        near = _packed(_squared_distances(runners, taggers))
-        nearest = jnp.min(near, -1)
-        tagged = (_distance_of(nearest) < REACH**2) & alive[self.taggers :]
-        by = _index_of(nearest)
+        return nearest(runners, taggers, jnp.ones(self.taggers, bool), self.neighbours)
+
+    def _tags(self, threat: jax.Array, alive: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Which runners are tagged by the nearest tagger now, and how many each tagger tags."""
+        tagged = (_distance_of(threat) < REACH**2) & alive
+        by = _index_of(threat)
         mine = (by[None, :] == jnp.arange(self.taggers)[:, None]) & tagged[None, :]
         return tagged, jnp.sum(mine, -1, dtype=jnp.float32)
 
-    def _observe(self, state: State) -> jax.Array:
-        """`[A, D]`: oneself, then the nearest others that are in the game, nearest first."""
-        position, velocity, alive = state.position, state.velocity, state.alive
-        is_tagger = jnp.arange(self.num_agents) < self.taggers
-        key = nearest(position, alive, self.neighbours)
-        who = _index_of(key)
-        there = (key < FARTHEST)[..., None]
-        others = jnp.concatenate(
-            [
-                position[who] - position[:, None],
-                velocity[who] - velocity[:, None],
-                jnp.where(is_tagger[who], 1.0, -1.0)[..., None],
-                jnp.ones((*who.shape, 1)),
-            ],
-            -1,
-        )
-        others = jnp.where(there, others, 0.0).reshape(self.num_agents, -1)
+    def _observe(self, state: State, threats: jax.Array) -> jax.Array:
+        """`[A, D]`: oneself, then the nearest opponents that are in the game, nearest first."""
+        position, velocity, alive = state.position, state.velocity / TAGGER_SPEED, state.alive
+        taggers, runners = position[: self.taggers], position[self.taggers :]
+        targets = nearest(taggers, runners, alive[self.taggers :], self.neighbours)
+        who = jnp.concatenate([_index_of(targets) + self.taggers, _index_of(threats)])
+        there = jnp.concatenate([targets, threats]) < FARTHEST
+        # Numbers of order one, however far the next opponent is.
+        away = position[who] - position[:, None]
+        away /= 1.0 + jnp.sqrt(jnp.sum(jnp.square(away), -1, keepdims=True))
+        others = [away, velocity[who] - velocity[:, None], jnp.ones((*who.shape, 1))]
+        seen = jnp.where(there[..., None], jnp.concatenate(others, -1), 0.0)
         left = jnp.broadcast_to(1.0 - state.step / self.length, (self.num_agents, 1))
         own = [2.0 * position / self.side - 1.0, velocity, alive[:, None].astype(float), left]
-        return jnp.concatenate([*own, others], -1).astype(jnp.float32)
+        seen = seen.reshape(self.num_agents, -1)
+        return jnp.concatenate([*own, seen], -1).astype(jnp.float32)
 
     def draw(self, state: Any, size: int = 360) -> np.ndarray:
         """A picture of the game, `[size, size, 3]`: taggers red, runners blue, walls grey."""
         picture = np.full((size, size, 3), 250, np.uint8)
         picture[[0, -1]] = picture[:, [0, -1]] = 150
         scale = (size - 1) / self.side
-        radius = max(2.0, REACH / 2 * scale)
+        radius = max(3.0, REACH / 2 * scale)
         rows, columns = np.mgrid[:size, :size]
         for k in range(self.num_agents):
             if not state.alive[k]:
@@ -174,19 +174,17 @@ class Tag:
         return picture
 
 
-def nearest(position: jax.Array, alive: jax.Array, count: int) -> jax.Array:
-    """For each agent the `count` nearest others that are alive, packed, `[A, count]`.
+def nearest(position: jax.Array, others: jax.Array, there: jax.Array, count: int) -> jax.Array:
+    """For each position the `count` nearest of the `others` that are there, packed, `[A, count]`.
 
     Squared distances are not negative, so that their bits are in the order of their values. The
     last ten are the other's index: one minimum gives both, and the next nearest is the smallest
     that is larger. Nothing of the size of all pairs is ever in memory.
     """
-    agents = jnp.arange(position.shape[0])
 
     def next_nearest(last: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        packed = _packed(_squared_distances(position, position))
-        is_candidate = alive[None, :] & (agents[None, :] != agents[:, None])
-        is_candidate &= packed > last[:, None]
+        packed = _packed(_squared_distances(position, others))
+        is_candidate = there[None, :] & (packed > last[:, None])
         found = jnp.min(jnp.where(is_candidate, packed, FARTHEST), -1)
         return found, found
 
@@ -237,10 +235,11 @@ def make(
             f"{NAME}: taggers is {taggers!r}, expected from 1 to {agents - 1}: of {agents} agents "
             "at least one hunts and one runs"
         )
-    if neighbours > agents - 1:
+    opponents = max(taggers, agents - taggers)
+    if neighbours > opponents:
         raise ConfigError(
-            f"{NAME}: neighbours is {neighbours}, but an agent has only {agents - 1} others: use "
-            f"neighbours={agents - 1} or more agents"
+            f"{NAME}: neighbours is {neighbours}, but no agent has more than {opponents} "
+            f"opponents: use neighbours={opponents} or more agents"
         )
     return Tag(taggers, agents - taggers, neighbours, length)
 
