@@ -35,7 +35,7 @@ def test_many_agents_train_and_are_drawn(
     words = (*words, "--total-steps", "64", "--eval-episodes", "4", "--run-dir", str(run))
     assert main(["train", name, *words, *AGENTS[name]]) == 0
     agent = ff.load(run)
-    assert np.shape(agent.act(np.zeros((6, 36), np.float32))) == (6, 2)
+    assert np.shape(agent.act(np.zeros((6, 31), np.float32))) == (6, 2)
     assert main(["eval", str(run), "--episodes", "3", "--record", str(gif)]) == 0
     assert "an episode in" in capsys.readouterr().out
     with Image.open(gif) as picture:

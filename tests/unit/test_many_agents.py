@@ -153,6 +153,29 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         IPPO(rollout_length=10, minibatches=4)
 
 
+@pytest.mark.parametrize("past_limits", [False, True])
+@pytest.mark.parametrize("kind", [IPPO, MAPPO])
+def test_a_time_limit_is_an_end_unless_asked_otherwise(kind: Any, past_limits: bool) -> None:
+    chunks: dict[str, Any] = {"chunk_length": 2} if kind is MAPPO else {}
+    algorithm: Any = kind(rollout_length=2, minibatches=1, past_limits=past_limits, **chunks)
+    cut = jnp.array([[[False]], [[True]]])  # [T, N, A]
+    zeros, ones = jnp.zeros((2, 1, 1)), jnp.ones((2, 1, 1))
+    never = jnp.zeros_like(cut)
+    seen = jnp.zeros((2, 1, 1, 3))
+    fields: tuple[Any, ...] = (seen, zeros, zeros, seen, zeros, never, cut, None)
+    values = (zeros, 10.0 * ones)
+    if kind is IPPO:
+        batch, _ = algorithm.advantages(ippo.Rollout(*fields), values, jnp.float32(1.0))
+        target = batch.target[-1]
+    else:
+        rollout = mappo.Rollout(seen, cut[..., 0], *fields[1:])
+        rollout, values = jax.tree.map(lambda x: x[None], (rollout, values))
+        scale = ops.ValueScale.of_nothing()
+        batch, _ = algorithm.advantages(rollout, seen[None], values, scale, slice(None))
+        target = batch.target[0, -1]
+    np.testing.assert_allclose(target, 9.9 if past_limits else 0.0)
+
+
 def test_a_joint_observation_starts_with_ones_own() -> None:
     obs = jnp.arange(2 * 3 * 2, dtype=jnp.float32).reshape(2, 3, 2)
     joint = ops.joint_observations(obs)

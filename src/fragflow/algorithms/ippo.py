@@ -98,6 +98,8 @@ class IPPO(ff.Algorithm):
     """discount per step"""
     gae_lambda: float = 0.95
     """between trusting the value function (0) and trusting sampled returns (1)"""
+    past_limits: bool = False
+    """count on what would come after a time limit; else the limit is an end"""
     clip: float = 0.2
     """how far the probability of an action may move from the old policy's before it stops paying"""
     entropy_coef: float = 0.01
@@ -241,12 +243,13 @@ class IPPO(ff.Algorithm):
     ) -> tuple[Batch, jax.Array]:
         """What is learnt from, and the mean squared return."""
         now, later = values
+        done = rollout.terminated | rollout.truncated
         advantage = ops.gae(
             reward=rollout.reward / jnp.sqrt(squared_return),
             value=now,
             next_value=later,
-            terminated=rollout.terminated,
-            done=rollout.terminated | rollout.truncated,
+            terminated=rollout.terminated if self.past_limits else done,
+            done=done,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )

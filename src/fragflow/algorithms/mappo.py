@@ -118,6 +118,8 @@ class MAPPO(ff.Algorithm):
     """discount per step"""
     gae_lambda: float = 0.95
     """between trusting the value function (0) and trusting sampled returns (1)"""
+    past_limits: bool = False
+    """count on what would come after a time limit; else the limit is an end"""
     clip: float = 0.2
     """how far the probability of an action may move from the old policy's before it stops paying"""
     entropy_coef: float = 0.01
@@ -301,13 +303,13 @@ class MAPPO(ff.Algorithm):
             return x.reshape(self.rollout_length, *x.shape[2:])
 
         now, later = (scale.restored(value) for value in values)
-        terminated, truncated = in_time(rollout.terminated), in_time(rollout.truncated)
+        done = rollout.terminated | rollout.truncated
         advantage = ops.gae(
             reward=in_time(rollout.reward),
             value=in_time(now),
             next_value=in_time(later),
-            terminated=terminated,
-            done=terminated | truncated,
+            terminated=in_time(rollout.terminated if self.past_limits else done),
+            done=in_time(done),
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         ).reshape(now.shape)
