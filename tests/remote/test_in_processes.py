@@ -172,8 +172,9 @@ def test_asynchronous_workers(algorithm: Any, policy: str) -> None:
 class Signalling(Silent):
     """Sends a signal to a process after some iterations, at a random moment."""
 
-    def __init__(self, part: str, number: int, at: Sequence[int] = (3,)):
-        self._part = part
+    def __init__(self, part: str, number: int, at: Sequence[int] = (3,), then: str = ""):
+        """`then`, to another one, as soon as it is there."""
+        self._parts = [part, then] if then else [part]
         self._number = number
         self._at = list(at)
 
@@ -189,12 +190,11 @@ class Signalling(Silent):
             timer.start()
 
     def _signal(self) -> None:
-        while self._directory.exists():
-            found = _children(self._part)
+        for part in self._parts:
+            while not (found := _children(part)) and self._directory.exists():
+                time.sleep(0.01)  # it is being replaced
             if found:
                 os.kill(found[0], self._number)
-                return
-            time.sleep(0.01)  # it is being replaced
 
 
 @pytest.mark.parametrize("policy", [COARSE, "single-learner-fine"])
@@ -205,6 +205,42 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     disturbed = train(Toy(), policy, iterations=iterations, observer=observer)
     assert_same(undisturbed, disturbed)
     assert (undisturbed.replacements, disturbed.replacements) == (0, 2)
+
+
+def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
+    """It is replaced from where it was to begin, not from the very start."""
+    observer = Signalling("_1.0.", signal.SIGKILL, at=(60,), then="_1.1.")
+    disturbed = train(Toy(), iterations=600, observer=observer)
+    assert_same(train(Toy(), iterations=600), disturbed)
+    assert disturbed.replacements == 2
+
+
+def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has marked its last iteration; its replacement begins earlier, and is sent all again."""
+    call = launcher.RemoteProcess.call
+    killed: list[str] = []
+
+    def die_first(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
+        if word == "run" and "_1" in self.name and not killed:
+            assert on_mark is not None
+
+            def mark_and_die(mark: Any) -> None:
+                on_mark(mark)
+                if mark.iteration == sum(content) and not killed:
+                    killed.append(self.name)
+                    (process,) = _children(f"{self.name}.0.")
+                    time.sleep(1.0)  # the others are done by now
+                    os.kill(process, signal.SIGKILL)
+                    raise launcher.WorkerLost("it is gone")
+
+            return call(self, word, content, mark_and_die)
+        return call(self, word, content, on_mark)
+
+    undisturbed = train(Toy(), iterations=40)
+    monkeypatch.setattr(launcher.RemoteProcess, "call", die_first)
+    disturbed = train(Toy(), iterations=40, stall_timeout_seconds=20.0)
+    assert killed
+    assert_same(undisturbed, disturbed)
 
 
 def test_a_stopped_worker_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:

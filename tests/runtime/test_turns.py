@@ -19,6 +19,7 @@ from fragflow.algorithms.recurrent_ppo import RecurrentPPO
 from fragflow.api.host import HostStep
 from fragflow.environments import make_environment
 from fragflow.errors import EnvironmentFault, FragflowError
+from fragflow.graph import show
 from fragflow.policies import Deployment, named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, graph, run
 from fragflow.runtime.plan import make_plan
@@ -183,6 +184,7 @@ class TestEnvpool:
             algorithm=SMALL_PPO, environment=environment, num_envs=8, total_steps=1
         )
         fdg = graph(experiment, replace(named_policy(COARSE), first=3), Deployment())
+        assert "the first 3 of them that have answered" in show.render(fdg, "text")
         assert "turn_" in render(fdg, make_plan(fdg))
         assert "the first that answer: actor, environment.step" in render(fdg, make_plan(fdg))
 

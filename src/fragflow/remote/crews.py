@@ -7,6 +7,7 @@ import numpy as np
 
 from fragflow.errors import FragflowError, RunError
 from fragflow.graph.ir import Value
+from fragflow.remote.frames import arrays_of
 from fragflow.remote.launcher import RemoteProcess
 from fragflow.remote.orders import Duty, Order
 from fragflow.runtime.channels import Payload
@@ -56,7 +57,7 @@ class RemoteCrew:
     ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
         """An iteration of an asynchronous worker, whose messages come from here and go here."""
         self._state = None
-        told = None if answers is None else {k: _arrays(v) for k, v in answers.items()}
+        told = None if answers is None else {k: arrays_of(v) for k, v in answers.items()}
         return self.process.call("work", (index, told))
 
     def state(self) -> Mapping[str, Mapping[Value, np.ndarray]]:
@@ -72,7 +73,3 @@ class RemoteCrew:
         error = RunError(f"worker process {self.process.name} failed: {cause!r}")
         error.__cause__ = cause
         return error
-
-
-def _arrays(payload: Payload) -> list[np.ndarray | None]:
-    return [None if value is None else np.asarray(value) for value in payload]

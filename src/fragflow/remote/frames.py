@@ -81,6 +81,11 @@ def array_from(buffer: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> np.nd
     return np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)
 
 
+def arrays_of(payload: Sequence[Any]) -> list[np.ndarray | None]:
+    """A message's values as arrays of the host; without a copy where they are there already."""
+    return [None if value is None else np.asarray(value) for value in payload]
+
+
 def raw(array: np.ndarray) -> memoryview:
     """An array's bytes, without a copy."""
     contiguous = np.ascontiguousarray(array)

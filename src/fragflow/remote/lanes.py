@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from fragflow.errors import RunError
-from fragflow.remote.frames import Header, array_from, pack, raw, unpack
+from fragflow.remote.frames import Header, array_from, arrays_of, pack, raw, unpack
 from fragflow.remote.slab import Slab
 from fragflow.runtime.channels import Closed, Payload
 
@@ -99,6 +99,8 @@ class Post:
         self._addresses = dict(addresses)
         self._expendable = frozenset(expendable)
         self._moves: queue.SimpleQueue[tuple[str, Address, Mapping[int, int]]] = queue.SimpleQueue()
+        self._backlog: dict[str, deque[tuple[_Lane, int, Payload]]] = {}
+        """by replaced process, what it has yet to be sent again"""
         self._incarnation = incarnation
         self._secret = secret
         self._context = zmq.Context(io_threads=1)
@@ -116,7 +118,7 @@ class Post:
 
     def send(self, lane: _Lane, payload: Payload) -> None:
         """Sends arrays; waits while the receiver has too many that it has not taken."""
-        arrays = [None if value is None else np.asarray(value) for value in payload]
+        arrays = arrays_of(payload)
         self._check_types(lane, tuple(a if a is None else (a.shape, a.dtype) for a in arrays))
         head = pack(lane.info.number, self._incarnation, lane.sent, arrays)
         parts = [raw(a) for a in arrays if a is not None]
@@ -131,13 +133,15 @@ class Post:
             lane.slab.write(lane.sent, parts, self.timeout_seconds)
             parts = []
         lane.sent += 1
-        self._deliver(lane, [head, *parts])
+        self._deliver(lane, payload, [head, *parts])
 
-    def _deliver(self, lane: _Lane, frames: Sequence[Any]) -> None:
+    def _deliver(self, lane: _Lane, payload: Payload, frames: Sequence[Any]) -> None:
         deadline = time.monotonic() + self.timeout_seconds
         while True:
-            # Whoever moves gets all that it has not taken, this message too.
-            if lane.info.target in self._move_sockets():
+            self.serve_moves()
+            if lane.info.target in self._backlog:
+                # Behind what is sent again; it may be there already: who has a number drops it.
+                self._backlog[lane.info.target].append((lane, lane.sent - 1, payload))
                 return
             socket = self._socket_to(lane.info.target)
             if socket.poll(POLL_MILLISECONDS, zmq.POLLOUT):
@@ -157,8 +161,8 @@ class Post:
         while not source.inbox:
             if self.is_closed:
                 raise Closed
-            self._move_sockets()
-            if self._incoming.poll(POLL_MILLISECONDS):
+            self.serve_moves()
+            if self._incoming.poll(1 if self._backlog else POLL_MILLISECONDS):
                 self._take()
             elif time.monotonic() > deadline:
                 raise RunError(
@@ -194,23 +198,29 @@ class Post:
         """A process was replaced; by lane, which message it wants first. From any thread."""
         self._moves.put((target, address, counts))
 
-    def _move_sockets(self) -> set[str]:
-        moved = set()
+    def serve_moves(self) -> None:
+        """Sends what replaced processes want, as far as they take it: they may wait for us too."""
         while not self._moves.empty():
             target, address, counts = self._moves.get()
-            moved.add(target)
             self._addresses[target] = address
             if target in self._outgoing:
                 self._outgoing.pop(target).close(linger=0)
-            for number, count in counts.items():
-                lane = self._lanes[number]
-                for sequence, payload in lane.kept:
-                    if sequence >= count:
-                        arrays = [None if v is None else np.asarray(v) for v in payload]
-                        head = pack(number, self._incarnation, sequence, arrays)
-                        parts = [raw(a) for a in arrays if a is not None]
-                        self._socket_to(target).send_multipart([head, *parts], copy=False)
-        return moved
+            self._backlog[target] = deque(
+                (self._lanes[number], sequence, payload)
+                for number, count in counts.items()
+                for sequence, payload in self._lanes[number].kept
+                if sequence >= count
+            )
+        for target, rest in list(self._backlog.items()):
+            socket = self._socket_to(target)
+            while rest and socket.poll(0, zmq.POLLOUT):
+                lane, sequence, payload = rest.popleft()
+                arrays = arrays_of(payload)
+                head = pack(lane.info.number, self._incarnation, sequence, arrays)
+                parts = [raw(a) for a in arrays if a is not None]
+                socket.send_multipart([head, *parts], copy=False)
+            if not rest:
+                del self._backlog[target]
 
     def close(self) -> None:
         """Called by the thread that uses it, when it is done."""

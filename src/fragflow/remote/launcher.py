@@ -74,10 +74,6 @@ class RemoteProcess:
                 env=dict(environment),
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def greet(self) -> None:
         """Waits for it to be ready; refuses one of another version."""
         word, theirs = self._answer(START_SECONDS)
@@ -91,13 +87,17 @@ class RemoteProcess:
 
         `on_mark` hears of what it tells meanwhile.
         """
-        with self._lock:
-            self.begin(word, content)
-            return self.finish(on_mark)
+        try:
+            with self._lock:
+                self.begin(word, content)
+                return self.finish(on_mark)
+        finally:
+            self._run_errands_if_idle()
 
     def errand(self, word: str, content: Any) -> None:
         """Tells the process something, from any thread; it does not answer."""
         self._errands.put((word, content))
+        self._run_errands_if_idle()
 
     def begin(self, word: str, content: Any = None) -> None:
         """Has the process do something; `finish` waits for it."""
@@ -163,6 +163,16 @@ class RemoteProcess:
                 self._say("stop")
             if told_to_stop and now - heard > GRACE_SECONDS:
                 raise Closed
+
+    def _run_errands_if_idle(self) -> None:
+        """Who holds the line runs them otherwise: while it waits, or when it lets go."""
+        while not self._errands.empty() and self._lock.acquire(blocking=False):
+            try:
+                self._run_errands()
+            except WorkerLost:
+                return  # whoever needs it will notice
+            finally:
+                self._lock.release()
 
     def _run_errands(self) -> None:
         while not self._errands.empty():

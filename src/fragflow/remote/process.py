@@ -26,6 +26,7 @@ from fragflow._jax import REPLICA_AXIS
 from fragflow.api.host import Host
 from fragflow.errors import FragflowError
 from fragflow.graph.kinds import UNIFORM
+from fragflow.remote.frames import arrays_of
 from fragflow.remote.lanes import POLL_MILLISECONDS, Address, Post
 from fragflow.remote.marks import Marker
 from fragflow.remote.orders import CODEC, Duty, Hosting, Order
@@ -101,7 +102,7 @@ class WorkerProcess:
             "work": self._work_once,
             "state": self._state,
         }
-        while (request := self._requests.get()) is not None:
+        while (request := self._next_request()) is not None:
             word, content = request
             try:
                 self._answer("done", methods[word](content))
@@ -112,6 +113,13 @@ class WorkerProcess:
                 self._answer("failed", self._failure(error))
         if self.post is not None:
             self.post.close()
+
+    def _next_request(self) -> tuple[str, Any] | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._requests.get(timeout=POLL_MILLISECONDS / 1000)
+            if self.post is not None:
+                self.post.serve_moves()  # whoever is replaced may be behind us
 
     def answers(self) -> Iterator[tuple[str, Any]]:
         """What has been done since."""
@@ -197,11 +205,7 @@ class WorkerProcess:
     def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
         assert self.hand is not None
         metrics, payloads = self.hand.work(*content)
-        arrays = {
-            message: [None if value is None else np.asarray(value) for value in payload]
-            for message, payload in payloads.items()
-        }
-        return dict(metrics), arrays
+        return dict(metrics), {name: arrays_of(payload) for name, payload in payloads.items()}
 
     def _state(self, _content: None) -> dict[str, dict[str, np.ndarray]]:
         assert self.crew is not None

@@ -1,7 +1,6 @@
 """Which processes can be replaced when they are lost, and how the run goes on."""
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -51,7 +50,12 @@ class ExpendableCrew(RemoteCrew):
         self._fleet = fleet
         self._berth = berth
         self._order = order
-        self._marks: deque[Mark] = deque(maxlen=2)
+        self._last: Mark | None = None
+        self._safe: Mark | None = None
+        """the mark before, or where it all began: what a replacement begins with
+
+        The last mark may have got out where messages before it have not. In lockstep, what was sent
+        before the mark before it was answered."""
 
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
         metrics: dict[RemoteWorker, Metrics] = {worker: {} for worker in self.workers.values()}
@@ -59,7 +63,7 @@ class ExpendableCrew(RemoteCrew):
 
         def mark(made: Mark) -> None:
             nonlocal done
-            self._marks.append(made)
+            self._safe, self._last = self._last, made
             if made.iteration <= done:
                 return  # made again
             done = made.iteration
@@ -68,17 +72,18 @@ class ExpendableCrew(RemoteCrew):
                 for value, rows in found.items():
                     kept.setdefault(value, []).extend(rows)
 
-        while done < start + count:
+        while True:
             try:
                 self.process.call("run", (begin, start + count - begin), on_mark=mark)
             except WorkerLost as lost:
-                begin = self._replace(lost)
-        return metrics
+                begin = self._replace(lost)  # even if it had marked all: the next begins earlier
+            else:
+                return metrics
 
     def state(self) -> Mapping[str, Mapping[Value, Any]]:
         """What no other process knows, by fragment."""
-        if self._marks:
-            return self._marks[-1].state
+        if self._last is not None:
+            return self._last.state
         return {duty.part.fragment.name: duty.values for duty in self._order.duties}
 
     def _replace(self, lost: WorkerLost) -> int:
@@ -87,12 +92,7 @@ class ExpendableCrew(RemoteCrew):
             raise RunError(f"{lost}; it was replaced {self.replacements} times before") from lost
         time.sleep(BACK_OFF_SECONDS * self.replacements)
         self.replacements += 1
-        # The last mark may have got out where messages before it have not. In lockstep, what was
-        # sent before the mark before it was answered.
-        mark = self._marks[0] if len(self._marks) == 2 else None
-        self._marks.clear()
-        if mark is not None:
-            self._marks.append(mark)
+        self._last = mark = self._safe
         try:
             self._start_again(mark)
         except WorkerLost as again:

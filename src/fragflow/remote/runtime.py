@@ -11,6 +11,7 @@ from fragflow.graph.ir import FDG, Value
 from fragflow.graph.kinds import Kind
 from fragflow.remote.crews import RemoteCrew
 from fragflow.remote.fleet import Berth, Fleet
+from fragflow.remote.frames import arrays_of
 from fragflow.remote.launcher import RemoteProcess
 from fragflow.remote.orders import Duty, Order, thin_graph, thin_part
 from fragflow.remote.recovery import ExpendableCrew, is_expendable
@@ -167,5 +168,4 @@ class _Preload:
     route: tuple[str, int, int]
 
     def put(self, payload: Sequence[Any]) -> None:
-        arrays = [None if value is None else np.asarray(value) for value in payload]
-        self.process.call("preload", (*self.route, arrays))
+        self.process.call("preload", (*self.route, arrays_of(payload)))
