@@ -2,17 +2,25 @@
 
 Two cases, PPO with one worker and one learner:
 
-- balanced: CartPole-v1, with as many passes over the data as make learning cost about as much as
-  acting. In lockstep one core waits for the other.
+- balanced: Acrobot-v1, with a network and as many passes over the data as make learning cost about
+  as much as acting: as much CPU time, if both are processes with one thread for computing
+  (NPROC=1).
 - cheetah: EnvPool's HalfCheetah-v4, whose C++ threads keep both cores busy while it acts; also with
   the first half of the environments that has answered acted on at a time, instead of all together.
 
-Each sample trains anew; compiling is not counted. A core counts as busy by the process's CPU time.
+Each sample trains anew; compiling is not counted. A core counts as busy by the CPU time of the
+processes.
 """
 
 import argparse
+import itertools
+import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,11 +34,29 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.api.vector import AnyEnvironment
 from fragflow.environments import make_environment
 from fragflow.policies import named_policy, synchronisation
-from fragflow.run import Experiment, Outcome, Silent, Start, run
+from fragflow.run import Experiment, Outcome, Row, Silent, Start, run
 from fragflow.runtime.devices import compute_in_calling_thread
 
 KINDS = ("lockstep", "lag=1", "async")
 FIRST = 8
+HIDDEN = ((32, 32), (48, 48), (64, 64))
+PASSES = (1, 2)
+"""of which the balanced case takes a pair"""
+ENVS = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained."""
+
+    algorithm: PPO
+    environment: AnyEnvironment
+    num_envs: int
+    runtime: Any = "local"
+
+    @property
+    def steps_per_iteration(self) -> int:
+        return self.algorithm.rollout_length * self.num_envs
 
 
 @dataclass(frozen=True)
@@ -39,22 +65,42 @@ class Sample:
 
     steps_per_second: float
     cores: float
-    """that this process kept busy"""
+    """kept busy by the run's processes"""
     lag: float
     load: float
 
 
 class CpuClock(Silent):
-    """Notes the process's CPU time when training begins."""
+    """Watches the CPU time of this process and its children while they train."""
 
     def started(self, start: Start) -> None:
         del start
-        self.began = cpu_seconds()
+        self._began, self._before = time.perf_counter(), cpu_seconds()
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        del rows
+        self._ended, self._after = time.perf_counter(), cpu_seconds()
+
+    @property
+    def cores(self) -> dict[int, float]:
+        """By process, how many it kept busy."""
+        seconds = self._ended - self._began
+        return {p: (self._after[p] - t) / seconds for p, t in self._before.items()}
 
 
-def cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system
+def cpu_seconds() -> dict[int, float]:
+    """By process: this one, and its children."""
+    me = os.getpid()
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        process = int(path.parent.name)
+        if process == me or int(words[1]) == me:
+            found[process] = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def main() -> None:
@@ -66,53 +112,87 @@ def main() -> None:
     add("--repeats", type=int, default=5, help="samples of each kind")
     add("--seconds", type=float, default=6.0, help="about how long a sample takes")
     add("--json", type=Path, help="where to write the results as data")
+    add("--worker", help=argparse.SUPPRESS)
+    add("--hidden", type=int, nargs="+", default=HIDDEN[0], help=argparse.SUPPRESS)
+    add("--epochs", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    compute_in_calling_thread()
+    if options.worker:
+        compute_in_calling_thread()
+        measure.write(options.json, WORK[options.worker](options))
+        return
     results: dict[str, Any] = {"machine": measure.machine(), "versions": engines.versions()}
     for case in options.case:
-        results[case] = {"balanced": balanced, "cheetah": cheetah}[case](options)
+        if case == "balanced":
+            pair = in_a_process("calibrate", options, NPROC="1")
+            options.hidden, options.epochs = pair["hidden"], pair["epochs"]
+        results[case] = in_a_process(case, options)
     measure.write(options.json, results)
 
 
+def in_a_process(what: str, options: argparse.Namespace, **variables: str) -> dict[str, Any]:
+    """Some work in a process of its own, with variables that JAX reads when it starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "result.json"
+        words = ["--worker", what, "--json", output]
+        words += ["--repeats", options.repeats, "--seconds", options.seconds]
+        words += ["--hidden", *options.hidden, "--epochs", options.epochs]
+        subprocess.run(
+            [sys.executable, __file__, *map(str, words)],
+            env={**os.environ, **variables},
+            check=True,
+        )
+        return json.loads(output.read_text())
+
+
+def acrobot(hidden: Sequence[int], epochs: int, runtime: Any) -> Case:
+    algorithm = PPO(rollout_length=128, minibatches=4, epochs=epochs, hidden=tuple(hidden))
+    return Case(algorithm, make_environment("Acrobot-v1"), ENVS, runtime)
+
+
+def calibrate(options: argparse.Namespace) -> dict[str, Any]:
+    """Which network, and how many passes, make learning cost as much as acting."""
+    del options
+    found = []
+    for hidden, epochs in itertools.product(HIDDEN, PASSES):
+        case = acrobot(hidden, epochs, "processes")
+        _, cores = train(case, "async", 40 * case.steps_per_iteration)
+        learning, acting = cores[os.getpid()], sum(cores.values()) - cores[os.getpid()]
+        found.append((max(learning / acting, acting / learning), hidden, epochs))
+        print(
+            f"Acrobot-v1, {ENVS} environments, network {hidden}, {epochs} passes: "
+            f"acting keeps {acting:.2f} cores busy, learning {learning:.2f}",
+            flush=True,
+        )
+    _, hidden, epochs = min(found)
+    return {"hidden": hidden, "epochs": epochs}
+
+
 def balanced(options: argparse.Namespace) -> dict[str, Any]:
-    environment = make_environment("CartPole-v1")
-    algorithm = PPO(rollout_length=128, minibatches=4, epochs=1)
-    once = seconds_per_iteration(algorithm, environment)
-    four = seconds_per_iteration(replace(algorithm, epochs=4), environment)
-    learning = (four - once) / 3
-    acting = once - learning
-    epochs = max(1, round(acting / learning))
-    print(
-        f"balanced: CartPole-v1, 64 environments: acting {1e3 * acting:.1f} ms an iteration, "
-        f"learning {1e3 * learning:.1f} ms a pass: {epochs} passes"
-    )
-    return compare(replace(algorithm, epochs=epochs), environment, 64, options)
+    print(f"balanced: network {options.hidden}, {options.epochs} passes")
+    return compare(acrobot(options.hidden, options.epochs, "local"), options)
 
 
 def cheetah(options: argparse.Namespace) -> dict[str, Any]:
     print("cheetah: EnvPool's HalfCheetah-v4, 16 environments, 10 passes, 32 minibatches")
     algorithm = PPO(normalise_observations=True, learning_rate=3e-4, epochs=10, minibatches=32)
     kinds = (*KINDS, f"lockstep, first {FIRST}", f"async, first {FIRST}")
-    return compare(algorithm, make_environment("envpool:HalfCheetah-v4"), 16, options, kinds)
+    return compare(Case(algorithm, make_environment("envpool:HalfCheetah-v4"), 16), options, kinds)
 
 
 def compare(
-    algorithm: PPO,
-    environment: AnyEnvironment,
-    num_envs: int,
-    options: argparse.Namespace,
-    kinds: Sequence[str] = KINDS,
+    case: Case, options: argparse.Namespace, kinds: Sequence[str] = KINDS
 ) -> dict[str, Any]:
-    per_iteration = algorithm.rollout_length * num_envs
-    trial, _ = train(algorithm, environment, num_envs, "lockstep", 8 * per_iteration)
+    per_iteration = case.steps_per_iteration
+    trial, _ = train(case, "lockstep", 8 * per_iteration)
     wanted = trial.steps_per_second * options.seconds
     total = max(8, round(wanted / per_iteration)) * per_iteration
     samples: dict[str, list[Sample]] = {kind: [] for kind in kinds}
     for _ in range(options.repeats):
         for kind in kinds:
-            outcome, cores = train(algorithm, environment, num_envs, kind, total)
+            outcome, cores = train(case, kind, total)
             lag = statistics.mean(row.metrics.get("lag", 0.0) for row in outcome.rows)
-            samples[kind].append(Sample(outcome.steps_per_second, cores, lag, os.getloadavg()[0]))
+            speed, load = outcome.steps_per_second, os.getloadavg()[0]
+            samples[kind].append(Sample(speed, sum(cores.values()), lag, load))
     base = [s.steps_per_second for s in samples["lockstep"]]
     rows = []
     for kind, all_ in samples.items():
@@ -132,36 +212,36 @@ def compare(
         "PPO, single-learner-coarse", ["", "steps/s", "lockstep", "cores busy", "mean lag"], rows
     )
     return {
-        "epochs": algorithm.epochs,
+        "epochs": case.algorithm.epochs,
+        "hidden": case.algorithm.hidden,
         "samples": {kind: [vars(s) for s in all_] for kind, all_ in samples.items()},
     }
 
 
-def seconds_per_iteration(algorithm: PPO, environment: AnyEnvironment) -> float:
-    per_iteration = algorithm.rollout_length * 64
-    runs = [train(algorithm, environment, 64, "lockstep", 40 * per_iteration) for _ in range(3)]
-    return min(outcome.train_seconds / 40 for outcome, _ in runs)
-
-
-def train(
-    algorithm: PPO, environment: AnyEnvironment, num_envs: int, kind: str, steps: int
-) -> tuple[Outcome, float]:
-    """A run, and how many cores it kept busy."""
+def train(case: Case, kind: str, steps: int) -> tuple[Outcome, dict[int, float]]:
+    """A run, and how many cores each process kept busy."""
     policy = named_policy("single-learner-coarse")
     sync, _, first = kind.partition(", first ")
     clock = CpuClock()
     outcome = run(
         Experiment(
-            algorithm=algorithm, environment=environment, num_envs=num_envs, total_steps=steps
+            algorithm=case.algorithm,
+            environment=case.environment,
+            num_envs=case.num_envs,
+            total_steps=steps,
         ),
         replace(
             policy,
             synchronisation=synchronisation(sync),
             first=int(first) if first else None,
         ),
+        runtime=case.runtime,
         observer=clock,
     )
-    return outcome, (cpu_seconds() - clock.began) / outcome.train_seconds
+    return outcome, clock.cores
+
+
+WORK = {"calibrate": calibrate, "balanced": balanced, "cheetah": cheetah}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ in the object store on both ways. All on one host, in turn.
 """
 
 import argparse
+import functools
+import json
 import queue
 import statistics
 import subprocess
@@ -16,16 +18,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import measure
 import numpy as np
-import zmq
 from measure import HERE, Worker, cache, print_table, rival_python
 
 from fragflow.remote import lanes
-from fragflow.remote.lanes import Address, LaneInfo, Post
+from fragflow.remote.doors import Address, Door, Network
+from fragflow.remote.lanes import LaneInfo, Post
 
 RAY = ("ray==2.54.0", "numpy")
 SIZES = {"1 KB": 1 << 10, "64 KB": 1 << 16, "4 MB": 1 << 22}
@@ -35,6 +38,7 @@ INFOS = (
     LaneInfo(number=1, route=("back", 0, 0), source="b", target="a"),
 )
 TIMEOUT_SECONDS = 30.0
+KINDS = ("socket", "shared memory", "tcp", "tcp encrypted")
 
 
 def main() -> None:
@@ -44,7 +48,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="samples of each kind")
     parser.add_argument("--no-ray", action="store_true", help="leave out Ray")
     parser.add_argument("--json", type=Path, help="where to write the results as data")
-    parser.add_argument("--echo", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--echo", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.echo:
         echo(*options.echo)
@@ -72,10 +76,7 @@ def compare(size: int, repeats: int, worker: Worker | None) -> dict[str, list[fl
     samples: dict[str, list[float]] = {}
     ways: dict[str, Any] = {
         "in process": in_process,
-        "socket": lambda: between("ipc"),
-        "shared memory": lambda: between("ipc", slabs=True),
-        "tcp": lambda: between("tcp"),
-        "tcp encrypted": lambda: between("tcp", keys=True),
+        **{kind: functools.partial(between, kind) for kind in KINDS},
     }
     for _ in range(repeats):
         for name, way in ways.items():
@@ -120,20 +121,15 @@ def in_process() -> Iterator[Callable[[np.ndarray], Any]]:
 
 
 @contextmanager
-def between(
-    transport: str, slabs: bool = False, keys: bool = False
-) -> Iterator[Callable[[np.ndarray], Any]]:
+def between(kind: str) -> Iterator[Callable[[np.ndarray], Any]]:
     """A process that sends everything back."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        pairs = {name: zmq.curve_keypair() if keys else (b"", b"") for name in "ab"}
-        endpoints = [
-            f"ipc://{folder}/{name}" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
-            for name in "ab"
-        ]
-        words = [*endpoints, folder if slabs else "", ",".join(p.decode() for p in pairs["a"])]
-        words.append(",".join(p.decode() for p in pairs["b"]))
-        child = subprocess.Popen([sys.executable, __file__, "--echo", *words])
-        post = _post("a", *words)
+        door, address = open_door(kind, folder, "a")
+        words = [sys.executable, __file__, "--echo", kind, folder, json.dumps(asdict(address))]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        other = Address(**json.loads(child.stdout.readline()))
+        post = Post("a", door, {"a": address, "b": other}, INFOS, TIMEOUT_SECONDS)
         lane, answers = post.open("there", 0, 0), post.open("back", 0, 0)
 
         def trip(array: np.ndarray) -> Any:
@@ -149,33 +145,27 @@ def between(
             post.close()
 
 
-def echo(*words: str) -> None:
-    post = _post("b", *words)
+def echo(kind: str, folder: str, other: str) -> None:
+    door, address = open_door(kind, folder, "b")
+    print(json.dumps(asdict(address)), flush=True)
+    addresses = {"a": Address(**json.loads(other)), "b": address}
+    post = Post("b", door, addresses, INFOS, TIMEOUT_SECONDS)
     lane, answers = post.open("there", 0, 0), post.open("back", 0, 0)
     while True:
         answers.put(post.get(lane, "a message"))
 
 
-def _post(me: str, a: str, b: str, slabs: str, keys_a: str, keys_b: str) -> Post:
-    pairs = {n: k.split(",") for n, k in (("a", keys_a), ("b", keys_b)) if k != ","}
-    addresses = {
-        name: Address(
-            endpoint=endpoint,
-            slabs=slabs or None,
-            public_key=pairs[name][0] if pairs else None,
-        )
-        for name, endpoint in (("a", a), ("b", b))
-    }
-    if slabs:
-        lanes.LARGE_BYTES = 0
-    mine = pairs.get(me)
-    secret = (mine[0].encode(), mine[1].encode()) if mine else None
-    return Post(me, addresses, INFOS, TIMEOUT_SECONDS, secret=secret)
-
-
-def free_port() -> int:
-    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
-        return socket.bind_to_random_port("tcp://127.0.0.1")
+def open_door(kind: str, folder: str, me: str) -> tuple[Door, Address]:
+    door = Door()
+    if kind == "tcp encrypted":
+        endpoint = door.bind_network(Network(interface="127.0.0.1"))
+        return door, Address(endpoint=endpoint, public_key=door.keys[0].decode())
+    if kind == "tcp":
+        return door, Address(endpoint=door.bind("tcp://127.0.0.1:*"))
+    slabs = None
+    if kind == "shared memory":
+        slabs, lanes.LARGE_BYTES = folder, 0
+    return door, Address(endpoint=door.bind(f"ipc://{folder}/{me}"), slabs=slabs)
 
 
 def table_rows(size: str, found: dict[str, list[float]]) -> list[list[str]]:

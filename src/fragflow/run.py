@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from fragflow.graph.trace import (
 )
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
+from fragflow.remote.cluster import Cluster as Cluster
 from fragflow.runtime.asynchronous import AsyncRuntime
 from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
@@ -40,7 +41,10 @@ from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
 from fragflow.runtime.training import Engine, train
 
-RuntimeName = Literal["local", "eager", "processes"]
+if TYPE_CHECKING:  # needs libraries that a run in threads does not
+    from fragflow.remote.launcher import Launcher
+
+RuntimeName = Literal["local", "eager", "processes", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,7 @@ def run(
     workers: int = 1,
     learners: int = 1,
     runtime: RuntimeName = "local",
+    cluster: Cluster | None = None,
     deterministic: bool = False,
     options: Options | None = None,
     slots: Mapping[str, int] | None = None,
@@ -116,8 +121,11 @@ def run(
     `slots` says, by platform, how many replicas have a place of their own; more are fused. By
     default these are the accelerators there are; on CPUs every replica has a thread of its own.
     `implementations` says how to compute kernels, or the actor; by default the workers pick.
+    `cluster` is where the ray runtime runs; by default a cluster of its own on this machine.
     """
     observer = observer or Silent()
+    if cluster is not None and runtime != "ray":
+        raise ConfigError(f"a Ray cluster is given, but the runtime is {runtime}: use ray")
     _check_numbers(experiment)
     began = time.perf_counter()
     if runtime == "eager":
@@ -146,7 +154,7 @@ def run(
             observer,
             is_deterministic=deterministic,
             asynchronous=_asynchronous(policy, workers),
-            in_processes=runtime == "processes",
+            launcher=_launcher(runtime, cluster),
             implementations=implementations,
             stall_timeout_seconds=stall_timeout_seconds,
         )
@@ -253,7 +261,7 @@ def _prepare_local(
     *,
     is_deterministic: bool,
     asynchronous: Mapping[str, int],
-    in_processes: bool,
+    launcher: "Callable[[], Launcher] | None",
     implementations: Mapping[str, str] | None,
     stall_timeout_seconds: float,
 ) -> _Ready:
@@ -265,8 +273,8 @@ def _prepare_local(
     observer.phase("initialising", 0, 1)
     names = [carry.inside for carry in fdg.program.loop.carries]
     how_equal = equality(fdg, source, is_deterministic, observer)
-    if in_processes:
-        pools, runtime, release = _processes(fdg, asynchronous)
+    if launcher is not None:
+        pools, runtime, release = _processes(fdg, asynchronous, launcher())
     else:
         pools = open_pools(fdg, asynchronous.get("workers", 1))
         release = functools.partial(close_pools, pools)
@@ -307,14 +315,27 @@ def _prepare_local(
     )
 
 
+def _launcher(runtime: RuntimeName, cluster: Cluster | None) -> "Callable[[], Launcher] | None":
+    """Who starts the processes of a run; None if it has only this one."""
+    if runtime == "processes":
+        from fragflow.remote.this_machine import LocalLauncher
+
+        return LocalLauncher
+    if runtime == "ray":
+        from fragflow.remote.on_ray import RayLauncher
+
+        return lambda: RayLauncher(cluster or Cluster())
+    return None
+
+
 def _processes(
-    fdg: FDG, asynchronous: Mapping[str, int]
+    fdg: FDG, asynchronous: Mapping[str, int], launcher: "Launcher"
 ) -> tuple[Mapping[str, Sequence[Any]], Callable[..., Any], Callable[[], None]]:
     """Starts the processes of a run: their environments, the runtime for them, and how they end."""
     from fragflow.remote.fleet import Fleet
     from fragflow.remote.runtime import AsyncInProcesses, InProcesses, LaggedInProcesses
 
-    fleet = Fleet(fdg)
+    fleet = Fleet(fdg, launcher)
     if asynchronous:
         runtime = functools.partial(AsyncInProcesses, **asynchronous)
     else:

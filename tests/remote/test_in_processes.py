@@ -22,14 +22,13 @@ from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, EnvironmentFault, RunError
-from fragflow.policies import named_policy, synchronisation
-from fragflow.remote import launcher, recovery, versions
-from fragflow.run import Experiment, Outcome, Silent, run
-from graph.toy import Drift, Toy
+from fragflow.policies import named_policy
+from fragflow.remote import contact, recovery, versions
+from fragflow.run import Experiment, Silent, run
+from graph.toy import Toy
 from remote.plain_drift import PlainDrift
+from remote.training import COARSE, assert_same, train
 from runtime.test_host import HostDrift
-
-COARSE = "single-learner-coarse"
 
 
 @pytest.fixture(autouse=True)
@@ -56,35 +55,6 @@ def _children(part: str = "") -> list[int]:
         if is_ours and part.encode() in words:
             found.append(int(entry.name))
     return found
-
-
-def train(
-    algorithm: Any,
-    policy: str = COARSE,
-    *,
-    environment: Any = None,
-    workers: int = 2,
-    sync: str = "lockstep",
-    runtime: Any = "processes",
-    iterations: int = 3,
-    **more: Any,
-) -> Outcome:
-    length = getattr(algorithm, "rollout_length", 4)
-    experiment = Experiment(
-        algorithm=algorithm,
-        environment=environment or Drift(),
-        num_envs=8,
-        total_steps=iterations * 8 * length,
-        seed=7,
-    )
-    chosen = replace(named_policy(policy), synchronisation=synchronisation(sync))
-    return run(experiment, chosen, workers=workers, runtime=runtime, **more)
-
-
-def assert_same(a: Outcome, b: Outcome) -> None:
-    jax.tree.map(np.testing.assert_array_equal, a.state, b.state)
-    assert [r.metrics for r in a.rows] == [r.metrics for r in b.rows]
-    assert (a.messages, a.bytes_moved) == (b.messages, b.bytes_moved)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +187,7 @@ def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
 
 def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has marked its last iteration; its replacement begins earlier, and is sent all again."""
-    call = launcher.RemoteProcess.call
+    call = contact.RemoteProcess.call
     killed: list[str] = []
 
     def die_first(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
@@ -231,20 +201,20 @@ def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.Monk
                     (process,) = _children(f"{self.name}.0.")
                     time.sleep(1.0)  # the others are done by now
                     os.kill(process, signal.SIGKILL)
-                    raise launcher.WorkerLost("it is gone")
+                    raise contact.WorkerLost("it is gone")
 
             return call(self, word, content, mark_and_die)
         return call(self, word, content, on_mark)
 
     undisturbed = train(Toy(), iterations=40)
-    monkeypatch.setattr(launcher.RemoteProcess, "call", die_first)
+    monkeypatch.setattr(contact.RemoteProcess, "call", die_first)
     disturbed = train(Toy(), iterations=40, stall_timeout_seconds=20.0)
     assert killed
     assert_same(undisturbed, disturbed)
 
 
 def test_a_stopped_worker_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "SILENCE_SECONDS", 6.0)
+    monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
     undisturbed = train(Toy(), iterations=600)
     disturbed = train(Toy(), iterations=600, observer=Signalling("_1.", signal.SIGSTOP))
     assert_same(undisturbed, disturbed)
@@ -264,7 +234,7 @@ def test_a_lost_learner_ends_the_run_with_its_name() -> None:
 
 
 def test_a_stopped_learner_is_named_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "SILENCE_SECONDS", 6.0)
+    monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
     with pytest.raises(RunError, match="learner has given no sign of life for 6 seconds"):
         train(Toy(), iterations=100_000, observer=Signalling("/learner", signal.SIGSTOP))
 

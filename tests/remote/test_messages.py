@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from fragflow.errors import RunError
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.remote import lanes
 from fragflow.remote.codec import Codec
+from fragflow.remote.doors import Door, Network, bind_tcp, open_door
 from fragflow.remote.frames import DTYPES, array_from, pack, raw, unpack
-from fragflow.remote.lanes import Address, LaneInfo, Post
+from fragflow.remote.lanes import LaneInfo, Post
 from fragflow.remote.slab import SLOTS, Slab
 from fragflow.runtime.channels import Closed
 from fragflow.runtime.schedule import Run
@@ -109,24 +111,16 @@ def _info(number: int) -> LaneInfo:
 
 @pytest.fixture(params=["ipc", "ipc and shared memory", "tcp with keys"])
 def posts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Two ends, as in two processes."""
-    keys = {name: zmq.curve_keypair() for name in "ab"} if "tcp" in request.param else {}
-    addresses = {}
+    """Two ends, as in two processes, of one host or two."""
+    network = Network(interface="127.0.0.1") if "tcp" in request.param else None
+    doors, addresses = {}, {}
     for name in "ab":
-        endpoint = f"ipc://{tmp_path}/{name}"
-        if keys:
-            probe = zmq.Context.instance().socket(zmq.PULL)
-            port = probe.bind_to_random_port("tcp://127.0.0.1")
-            probe.close(linger=0)
-            endpoint = f"tcp://127.0.0.1:{port}"
-            time.sleep(0.05)
-        addresses[name] = Address(
-            endpoint=endpoint,
-            slabs=str(tmp_path) if "shared" in request.param else None,
-            public_key=keys[name][0].decode() if keys else None,
-        )
+        host = name if network else ""
+        doors[name], addresses[name] = open_door(tmp_path, name, host, network)
+        if "shared" not in request.param:
+            addresses[name] = replace(addresses[name], slabs=None)
     infos = [_info(0), _info(1)]
-    ends = [Post(n, addresses, infos, 2.0, secret=keys.get(n)) for n in "ab"]
+    ends = [Post(n, doors[n], addresses, infos, 2.0) for n in "ab"]
     yield ends
     for end in ends:
         end.close()
@@ -167,15 +161,9 @@ def test_messages_of_a_lane_are_alike(posts: list[Post]) -> None:
 
 def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
     """Without the right keys nothing arrives."""
-    keys = zmq.curve_keypair()
-    address = Address(endpoint="tcp://127.0.0.1:0", public_key=keys[0].decode())
+    door, address = open_door(tmp_path, "b", "b", Network(interface="127.0.0.1"))
+    post = Post("b", door, {"b": address}, [_info(0)], 0.5)
     context = zmq.Context()
-    probe = context.socket(zmq.PULL)
-    port = probe.bind_to_random_port("tcp://127.0.0.1")
-    probe.close(linger=0)
-    time.sleep(0.05)
-    address = Address(endpoint=f"tcp://127.0.0.1:{port}", public_key=keys[0].decode())
-    post = Post("b", {"b": address}, [_info(0)], 0.5, secret=keys)
     stranger = context.socket(zmq.PUSH)
     stranger.connect(address.endpoint)
     stranger.send_multipart([pack(0, 0, 0, [np.zeros(1)]), raw(np.zeros(1))])
@@ -184,3 +172,46 @@ def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
     stranger.close(linger=0)
     post.close()
     context.destroy(linger=0)
+
+
+def test_processes_of_one_host_take_the_short_way(tmp_path: Path) -> None:
+    network = Network(interface="127.0.0.1")
+    opened = {
+        n: open_door(tmp_path, n, host, network) for n, host in zip("abc", "xxy", strict=True)
+    }
+    a, b, c = (opened[n][1] for n in "abc")
+    assert b.for_sender(a) == (f"ipc://{tmp_path}/b", None)
+    assert b.shares_memory_with(a)
+    assert c.for_sender(a) == (c.endpoint, c.public_key)
+    assert c.endpoint.startswith("tcp://127.0.0.1:")
+    assert not c.shares_memory_with(a)
+    for door, _ in opened.values():
+        door.close()
+
+
+def test_ports_that_may_be_used() -> None:
+    context = zmq.Context()
+    first, second, third = (context.socket(zmq.PULL) for _ in range(3))
+    port = int(bind_tcp(first, Network(interface="127.0.0.1")).rpartition(":")[2])
+    two = Network(interface="127.0.0.1", first_port=port, last_port=port + 1)
+    assert bind_tcp(second, two).endswith(f":{port + 1}")
+    with pytest.raises(RunError, match=rf"all ports from {port} to {port + 1} of 127.0.0.1 are in"):
+        bind_tcp(third, two)
+    with pytest.raises(RunError, match=r"cannot listen at 203.0.113.7"):
+        bind_tcp(third, Network(interface="203.0.113.7"))
+    context.destroy(linger=0)
+
+
+def test_a_door_hears_both_ways(tmp_path: Path) -> None:
+    door = Door()
+    endpoints = [door.bind(f"ipc://{tmp_path}/{name}") for name in "ab"]
+    for endpoint in endpoints:
+        sender = door.context.socket(zmq.PUSH)
+        sender.connect(endpoint)
+        sender.send(endpoint.encode())
+        socket = door.wait(2000)
+        assert socket is not None
+        assert socket.recv() == endpoint.encode()
+        sender.close()
+    assert door.wait(1) is None
+    door.close()

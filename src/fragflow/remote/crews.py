@@ -7,8 +7,8 @@ import numpy as np
 
 from fragflow.errors import FragflowError, RunError
 from fragflow.graph.ir import Value
+from fragflow.remote.contact import RemoteProcess
 from fragflow.remote.frames import arrays_of
-from fragflow.remote.launcher import RemoteProcess
 from fragflow.remote.orders import Duty, Order
 from fragflow.runtime.channels import Payload
 from fragflow.runtime.worker import Metrics

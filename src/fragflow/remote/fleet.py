@@ -8,9 +8,12 @@ import numpy as np
 
 from fragflow.api.host import Host
 from fragflow.graph.ir import FDG
-from fragflow.remote.lanes import Address, LaneInfo
-from fragflow.remote.launcher import Launcher, RemoteProcess
+from fragflow.remote.contact import RemoteProcess
+from fragflow.remote.doors import Address
+from fragflow.remote.lanes import LaneInfo
+from fragflow.remote.launcher import Demand, Launcher
 from fragflow.remote.orders import Hosting
+from fragflow.remote.placement import place
 from fragflow.remote.recipes import recipe_of, search_path
 from fragflow.runtime.host import host_of
 from fragflow.runtime.plan import Plan, make_plan
@@ -31,16 +34,16 @@ class Berth:
 class Fleet:
     """Starts all processes; those with environments on the host open them."""
 
-    def __init__(self, fdg: FDG):
+    def __init__(self, fdg: FDG, launcher: Launcher):
         self.fdg = fdg
         self.plan: Plan = make_plan(fdg)
         self.berths = _berths(fdg, self.plan) if fdg.server is None else _hands(fdg, self.plan)
-        self._incarnations = {berth.name: 0 for berth in self.berths}
-        self.launcher = Launcher()
+        self.launcher = launcher
         self.pools: dict[str, list[RemotePool]] = {}
         """by fragment, the environments of each of its workers"""
         try:
-            self.launcher.start({berth.name: _devices(berth) for berth in self.berths})
+            demands = {berth.name: _demand(fdg, berth) for berth in self.berths}
+            self.launcher.start(demands, place(fdg, list(demands), self.lanes()))
             self._open_environments()
         except BaseException:
             self.close()
@@ -51,19 +54,19 @@ class Fleet:
 
     def replace(self, berth: Berth, incarnation: int) -> RemoteProcess:
         """A new process in the place of a lost one."""
-        self._incarnations[berth.name] = incarnation
-        return self.launcher.replace(berth.name, _devices(berth), incarnation)
+        return self.launcher.replace(berth.name, incarnation)
 
     def addresses(self) -> dict[str, Address]:
         """Where each process receives messages."""
-        directory = self.launcher.directory
-        return {
-            name: Address(endpoint=f"ipc://{directory}/{name}.{number}", slabs=str(directory))
-            for name, number in self._incarnations.items()
-        }
+        return {name: process.address for name, process in self.launcher.processes.items()}
 
     def lanes(self) -> list[LaneInfo]:
-        """Every route of every message between two processes."""
+        """Every route of every message between two processes.
+
+        Asynchronous workers have none: they exchange messages with the coordinator.
+        """
+        if self.fdg.server is not None:
+            return []
         homes = {
             (station.fragment, replica): berth.name
             for berth in self.berths
@@ -151,5 +154,9 @@ def _hands(fdg: FDG, plan: Plan) -> list[Berth]:
     ]
 
 
-def _devices(berth: Berth) -> int:
-    return max(len(station.replicas) for station in berth.stations)
+def _demand(fdg: FDG, berth: Berth) -> Demand:
+    devices: dict[str, int] = {}
+    for station in berth.stations:
+        platform = fdg.fragments[station.fragment].device
+        devices[platform] = max(devices.get(platform, 0), len(station.replicas))
+    return Demand(fragments=tuple(station.fragment for station in berth.stations), devices=devices)

@@ -14,14 +14,13 @@ import numpy as np
 import zmq
 
 from fragflow.errors import RunError
+from fragflow.remote.doors import CAPACITY, Address, Door, curve_client
 from fragflow.remote.frames import Header, array_from, arrays_of, pack, raw, unpack
 from fragflow.remote.slab import Slab
 from fragflow.runtime.channels import Closed, Payload
 
 LARGE_BYTES = int(os.environ.get("FRAGFLOW_LARGE_BYTES", 1 << 18))
 """from here on, a message goes through shared memory if its receiver is on the same host"""
-CAPACITY = 64
-"""messages that may wait in a socket before its sender does"""
 POLL_MILLISECONDS = 50
 """how soon a process that waits notices that the run is over"""
 
@@ -43,17 +42,6 @@ class LaneInfo:
     def words(self) -> str:
         message, sender, receiver = self.route
         return f"message {message} from replica {sender} to {receiver}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where a process receives messages."""
-
-    endpoint: str
-    slabs: str | None = None
-    """the directory of shared memory that it can read; None on another host"""
-    public_key: str | None = None
-    """of its socket, where messages are encrypted"""
 
 
 @dataclass(slots=True)
@@ -82,17 +70,14 @@ class Post:
     def __init__(
         self,
         me: str,
+        door: Door,
         addresses: Mapping[str, Address],
         lanes: Sequence[LaneInfo],
         timeout_seconds: float,
         incarnation: int = 0,
-        secret: tuple[bytes, bytes] | None = None,
         expendable: Collection[str] = (),
     ):
-        """`secret` is the process's own (public, secret) key, where messages are encrypted.
-
-        What is sent to an `expendable` process is kept, to be sent again to the next incarnation.
-        """
+        """What is sent to an `expendable` process is kept, for its next incarnation."""
         self.timeout_seconds = timeout_seconds
         self.is_closed = False
         self._me = me
@@ -102,16 +87,10 @@ class Post:
         self._backlog: dict[str, deque[tuple[_Lane, int, Payload]]] = {}
         """by replaced process, what it has yet to be sent again"""
         self._incarnation = incarnation
-        self._secret = secret
-        self._context = zmq.Context(io_threads=1)
+        self._door = door
         self._lanes = {info.number: _Lane(info, self) for info in lanes}
         self._by_route = {lane.info.route: lane for lane in self._lanes.values()}
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
-        self._incoming = self._socket(zmq.PULL)
-        if secret is not None:
-            self._incoming.curve_server = True
-            self._incoming.curve_publickey, self._incoming.curve_secretkey = secret
-        self._incoming.bind(addresses[me].endpoint)
 
     def open(self, message: str, sender: int, receiver: int) -> _Lane:
         return self._by_route[message, sender, receiver]
@@ -123,8 +102,7 @@ class Post:
         head = pack(lane.info.number, self._incarnation, lane.sent, arrays)
         parts = [raw(a) for a in arrays if a is not None]
         size = sum(part.nbytes for part in parts)
-        target = self._addresses[lane.info.target]
-        is_near = target.slabs is not None and target.slabs == self._addresses[self._me].slabs
+        is_near = self._addresses[lane.info.target].shares_memory_with(self._addresses[self._me])
         if lane.info.target in self._expendable:
             lane.kept.append((lane.sent, payload))
         elif size >= LARGE_BYTES and is_near:
@@ -162,8 +140,9 @@ class Post:
             if self.is_closed:
                 raise Closed
             self.serve_moves()
-            if self._incoming.poll(1 if self._backlog else POLL_MILLISECONDS):
-                self._take()
+            socket = self._door.wait(1 if self._backlog else POLL_MILLISECONDS)
+            if socket is not None:
+                self._take(socket)
             elif time.monotonic() > deadline:
                 raise RunError(
                     f"{what} did not come within {self.timeout_seconds:.0f} seconds: "
@@ -225,13 +204,13 @@ class Post:
     def close(self) -> None:
         """Called by the thread that uses it, when it is done."""
         self.is_closed = True
-        for socket in (*self._outgoing.values(), self._incoming):
+        for socket in self._outgoing.values():
             socket.close(linger=0)
-        self._context.term()
+        self._door.close()
 
-    def _take(self) -> None:
+    def _take(self, socket: "zmq.Socket[bytes]") -> None:
         """Takes one message, of whatever lane."""
-        head, *parts = self._incoming.recv_multipart(copy=False)
+        head, *parts = socket.recv_multipart(copy=False)
         header = unpack(head.buffer)
         lane = self._lanes.get(header.lane)
         if lane is not None and lane.info.source == self._me and not header.types:
@@ -282,21 +261,15 @@ class Post:
         assert slabs is not None
         return Path(slabs) / f"lane-{lane.info.number}-{incarnation}"
 
-    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, CAPACITY)
-        socket.setsockopt(zmq.RCVHWM, CAPACITY)
-        socket.setsockopt(zmq.SNDTIMEO, int(1000 * self.timeout_seconds))
-        socket.setsockopt(zmq.LINGER, 0)
-        return socket
-
     def _socket_to(self, target: str) -> "zmq.Socket[bytes]":
         if target not in self._outgoing:
-            socket = self._socket(zmq.PUSH)
-            address = self._addresses[target]
-            if self._secret is not None and address.public_key is not None:
-                socket.curve_serverkey = address.public_key.encode()
-                socket.curve_publickey, socket.curve_secretkey = self._secret
-            socket.connect(address.endpoint)
+            socket = self._door.context.socket(zmq.PUSH)
+            socket.setsockopt(zmq.SNDHWM, CAPACITY)
+            socket.setsockopt(zmq.SNDTIMEO, int(1000 * self.timeout_seconds))
+            socket.setsockopt(zmq.LINGER, 0)
+            endpoint, key = self._addresses[target].for_sender(self._addresses[self._me])
+            if key is not None:
+                curve_client(socket, key)
+            socket.connect(endpoint)
             self._outgoing[target] = socket
         return self._outgoing[target]

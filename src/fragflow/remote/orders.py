@@ -24,7 +24,8 @@ from fragflow.graph.ir import (
 )
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.remote.codec import Codec
-from fragflow.remote.lanes import Address, LaneInfo
+from fragflow.remote.doors import Address
+from fragflow.remote.lanes import LaneInfo
 from fragflow.remote.recipes import Recipe
 from fragflow.remote.shipped import Shipped
 from fragflow.runtime.plan import LoopPlan, Part

@@ -1,7 +1,7 @@
 """A worker's process: does what its coordinator says, and ends with it.
 
-Started as `python -m fragflow.remote.process ENDPOINT DIRECTORY PARENT`. One thread listens and
-gives signs of life; another one computes.
+One thread listens and gives signs of life; another one computes. On one machine it is started as
+`python -m fragflow.remote.process ENDPOINT DIRECTORY LABEL PARENT`.
 """
 
 import contextlib
@@ -26,8 +26,9 @@ from fragflow._jax import REPLICA_AXIS
 from fragflow.api.host import Host
 from fragflow.errors import FragflowError
 from fragflow.graph.kinds import UNIFORM
+from fragflow.remote.doors import Address, Door, open_door
 from fragflow.remote.frames import arrays_of
-from fragflow.remote.lanes import POLL_MILLISECONDS, Address, Post
+from fragflow.remote.lanes import POLL_MILLISECONDS, Post
 from fragflow.remote.marks import Marker
 from fragflow.remote.orders import CODEC, Duty, Hosting, Order
 from fragflow.remote.recipes import make
@@ -49,7 +50,8 @@ PATIENCE_SECONDS = 3.0
 class WorkerProcess:
     """Carries out requests, one after the other, in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, door: Door) -> None:
+        self._door = door
         self.pools: dict[str, HostPool] = {}
         self.post: Post | None = None
         self.crew: Crew | None = None
@@ -149,6 +151,7 @@ class WorkerProcess:
         if order.fdg.server is None:
             channels = self.post = Post(
                 order.me,
+                self._door,
                 order.addresses,
                 order.lanes,
                 order.timeout_seconds + PATIENCE_SECONDS,
@@ -221,26 +224,23 @@ def _told(error: BaseException) -> dict[str, str]:
     return {"kind": type(error).__name__ if is_ours else "RunError", "words": words}
 
 
-def serve(endpoint: str, directory: Path, parent: int) -> None:
-    """Listens until the coordinator says goodbye, or is gone."""
-    line = Line(zmq.Context(), endpoint, CODEC, is_server=False)
-    worker = WorkerProcess()
+def serve(line: Line, door: Door, address: Address, is_orphan: Callable[[], bool]) -> bool:
+    """Listens until the coordinator says goodbye; False if it is gone without."""
+    worker = WorkerProcess(door)
     try:
-        line.say("ready", versions())
-        while os.getppid() == parent:
+        line.say("ready", (versions(), address))
+        while not is_orphan():
             if not _listen(line, worker, until=time.monotonic() + BEAT_SECONDS):
                 worker.end(grace_seconds=2.0)
                 line.close()
-                os._exit(0)  # whatever environments have left running
+                return True
             line.beat()
             stuck = worker.stuck()
             if stuck is not None:
                 line.say("failed", stuck)
     except zmq.Again:
         pass  # nobody listens any more
-    # The coordinator was killed: nobody else clears up.
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(1)
+    return False
 
 
 def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
@@ -262,6 +262,18 @@ def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
     return True
 
 
-if __name__ == "__main__":
+def main(endpoint: str, directory: str, label: str, parent: str) -> None:
+    """A process of one machine, which ends with the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends a run in good order
-    serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    line = Line(zmq.Context(), CODEC)
+    line.connect(endpoint)
+    door, address = open_door(Path(directory), label)
+    if not serve(line, door, address, is_orphan=lambda: os.getppid() != int(parent)):
+        # The coordinator was killed: nobody else clears up.
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(1)
+    os._exit(0)  # whatever environments have left running
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -8,9 +8,9 @@ from typing import Any
 from fragflow.errors import RunError
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.kinds import UNIFORM, Tag
+from fragflow.remote.contact import WorkerLost
 from fragflow.remote.crews import RemoteCrew, RemoteWorker
 from fragflow.remote.fleet import Berth, Fleet
-from fragflow.remote.launcher import WorkerLost
 from fragflow.remote.marks import mirrors
 from fragflow.remote.orders import Duty, Mark, Order
 from fragflow.runtime.host import host_of

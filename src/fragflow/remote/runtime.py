@@ -9,10 +9,10 @@ import numpy as np
 
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.kinds import Kind
+from fragflow.remote.contact import RemoteProcess
 from fragflow.remote.crews import RemoteCrew
 from fragflow.remote.fleet import Berth, Fleet
 from fragflow.remote.frames import arrays_of
-from fragflow.remote.launcher import RemoteProcess
 from fragflow.remote.orders import Duty, Order, thin_graph, thin_part
 from fragflow.remote.recovery import ExpendableCrew, is_expendable
 from fragflow.remote.shipped import ship
@@ -102,8 +102,6 @@ def _order(
 ) -> Order:
     fdg = fleet.fdg
     parts = [assembly.plan.parts[station.fragment] for station in berth.stations]
-    is_hand = fdg.server is not None
-    lanes = () if is_hand else fleet.lanes()
     return Order(
         me=berth.name,
         fdg=thin_graph(fdg, parts),
@@ -111,7 +109,7 @@ def _order(
         duties=tuple(
             _duty(assembly, station, kinds[station.fragment]) for station in berth.stations
         ),
-        lanes=tuple(lane for lane in lanes if berth.name in (lane.source, lane.target)),
+        lanes=tuple(lane for lane in fleet.lanes() if berth.name in (lane.source, lane.target)),
         addresses=fleet.addresses(),
         timeout_seconds=timeout_seconds,
         expendable=frozenset(b.name for b in fleet.berths if is_expendable(fdg, b)),

@@ -6,6 +6,7 @@ from typing import Any
 import zmq
 
 from fragflow.remote.codec import Codec
+from fragflow.remote.doors import Keys, Network, bind_tcp, curve_client, curve_server
 
 BEAT_SECONDS = 1.0
 """how often a process says that it lives"""
@@ -17,15 +18,31 @@ SEND_MILLISECONDS = 2000
 class Line:
     """One end of it. Used by one thread at a time."""
 
-    def __init__(self, context: "zmq.Context[Any]", endpoint: str, codec: Codec, is_server: bool):
+    def __init__(self, context: "zmq.Context[Any]", codec: Codec):
         self._socket = context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 1000 if not is_server else 0)
         self._socket.setsockopt(zmq.SNDTIMEO, SEND_MILLISECONDS)
         self._codec = codec
-        if is_server:
-            self._socket.bind(endpoint)
-        else:
-            self._socket.connect(endpoint)
+        self.endpoint = ""
+
+    def bind(self, endpoint: str) -> None:
+        """The coordinator's end."""
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(endpoint)
+        self.endpoint = endpoint
+
+    def bind_network(self, network: Network, keys: Keys) -> None:
+        """The coordinator's end, encrypted: for those who know the public key."""
+        self._socket.setsockopt(zmq.LINGER, 0)
+        curve_server(self._socket, keys)
+        self.endpoint = bind_tcp(self._socket, network)
+
+    def connect(self, endpoint: str, server_key: str | None = None) -> None:
+        """The process's end."""
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        if server_key is not None:
+            curve_client(self._socket, server_key)
+        self._socket.connect(endpoint)
+        self.endpoint = endpoint
 
     def say(self, word: str, content: Any = None) -> None:
         """Sends a word and plain data."""

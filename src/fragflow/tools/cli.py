@@ -78,6 +78,7 @@ def _train(words: list[str]) -> int:
         TRAIN,
         words,
     )
+    from fragflow.remote.cluster import find_cluster
     from fragflow.tools.names import find_policy, parse_arguments, parse_wrappers
     from fragflow.tools.rundir import default_path
     from fragflow.tools.signals import Interrupts
@@ -104,6 +105,7 @@ def _train(words: list[str]) -> int:
             algorithm,
             values["env"],
             **{name: values[name] for name in (*same, *more)},
+            cluster=find_cluster(values["cluster"], values["ray_address"]),
             hyperparameters=hyper,
             implementations=parse_arguments(values["implementation"], "--implementation"),
             env_args=parse_arguments(values["env_arg"]),

@@ -139,10 +139,24 @@ TRAIN = (
             *DEPLOYMENT,
             Option(
                 name="runtime",
-                kind=Literal["local", "processes", "eager"],
+                kind=Literal["local", "processes", "ray", "eager"],
                 default="local",
                 help="local: threads and devices of this process; processes: workers in processes "
-                "of their own; eager: uncompiled, for debugging",
+                "of their own; ray: in actors of a Ray cluster; eager: uncompiled, for debugging",
+            ),
+            Option(
+                name="ray_address",
+                kind=str,
+                metavar="HOST:PORT",
+                help="a Ray cluster's head",
+                shown_default="default: a cluster of its own on this machine",
+            ),
+            Option(
+                name="cluster",
+                kind=str,
+                metavar="FILE",
+                help="a cluster.toml: where a Ray cluster is, and what fragments need there",
+                shown_default="optional",
             ),
         ),
     ),

@@ -14,6 +14,7 @@ from fragflow.environments.wrappers import wrap as wrap_environment
 from fragflow.errors import ConfigError, unknown
 from fragflow.graph.split import Options
 from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
+from fragflow.remote.cluster import Cluster, read_cluster
 from fragflow.run import Experiment, Outcome, RuntimeName, run
 from fragflow.runtime.devices import compute_in_calling_thread, prepare_devices
 from fragflow.tools import names
@@ -99,6 +100,7 @@ def train(
     sync: Synchronisation | str | None = None,
     first: int | None = None,
     runtime: str = "local",
+    cluster: Cluster | str | Path | None = None,
     workers: int = 1,
     learners: int = 1,
     deterministic: bool = False,
@@ -120,8 +122,9 @@ def train(
     name. `total_steps` is rounded up to whole iterations. `sync` (lockstep, lag=K, async, async=K)
     replaces how the policy's fragments are synchronised; `first` how many environments of a worker
     are acted on at a time (EnvPool's, the first that have answered); `implementations` how kernels
-    and the actor are computed, as in `{"actor": "onnx"}`. With `run_dir`, configuration, metrics,
-    weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
+    and the actor are computed, as in `{"actor": "onnx"}`. `cluster` says where the ray runtime finds
+    its cluster, or is the path of a `cluster.toml` that does. With `run_dir`, configuration,
+    metrics, weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
     iterations; True ends the run in good order.
     """
     for name, value, least in (
@@ -201,6 +204,7 @@ def train(
             workers=workers,
             learners=learners,
             runtime=runtime,  # pyright: ignore[reportArgumentType]
+            cluster=read_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
             deterministic=deterministic,
             options=None if optimise else Options(hoist=False, sink=False, coalesce=False),
             implementations=implementations,

@@ -1,0 +1,42 @@
+"""Short runs, to be compared."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.policies import named_policy, synchronisation
+from fragflow.run import Experiment, Outcome, run
+from graph.toy import Drift
+
+COARSE = "single-learner-coarse"
+
+
+def train(
+    algorithm: Any,
+    policy: str = COARSE,
+    *,
+    environment: Any = None,
+    workers: int = 2,
+    sync: str = "lockstep",
+    runtime: Any = "processes",
+    iterations: int = 3,
+    **more: Any,
+) -> Outcome:
+    length = getattr(algorithm, "rollout_length", 4)
+    experiment = Experiment(
+        algorithm=algorithm,
+        environment=environment or Drift(),
+        num_envs=8,
+        total_steps=iterations * 8 * length,
+        seed=7,
+    )
+    chosen = replace(named_policy(policy), synchronisation=synchronisation(sync))
+    return run(experiment, chosen, workers=workers, runtime=runtime, **more)
+
+
+def assert_same(a: Outcome, b: Outcome) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a.state, b.state)
+    assert [r.metrics for r in a.rows] == [r.metrics for r in b.rows]
+    assert (a.messages, a.bytes_moved) == (b.messages, b.bytes_moved)
