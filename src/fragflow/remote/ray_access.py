@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,17 @@ def connected(
             later.enter_context(_variables(_own_token(directory)))
             cpus = max(os.cpu_count() or 1, -int(-needed.get("CPU", 1) // 1))
             resources = {k: v for k, v in needed.items() if k not in ("CPU", "GPU")}
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                resources=resources,
-                include_dashboard=False,
-                _temp_dir=str(directory / "ray"),
-                **quiet,
-            )
+            with warnings.catch_warnings():
+                # JAX warns of forks; Ray's are followed by the start of a program at once.
+                warnings.filterwarnings("ignore", message=".*os.fork")
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    resources=resources,
+                    include_dashboard=False,
+                    _temp_dir=str(directory / "ray"),
+                    **quiet,
+                )
         else:
             later.enter_context(_variables(_their_token(cluster)))
             _refuse_silence(cluster.address)
