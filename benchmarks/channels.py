@@ -157,15 +157,16 @@ def echo(kind: str, folder: str, other: str) -> None:
 
 def open_door(kind: str, folder: str, me: str) -> tuple[Door, Address]:
     door = Door()
-    if kind == "tcp encrypted":
-        endpoint = door.bind_network(Network(interface="127.0.0.1"))
-        return door, Address(endpoint=endpoint, public_key=door.keys[0].decode())
-    if kind == "tcp":
-        return door, Address(endpoint=door.bind("tcp://127.0.0.1:*"))
+    if kind.startswith("tcp"):
+        is_encrypted = kind == "tcp encrypted"
+        endpoint = door.bind_network(Network(interface="127.0.0.1"), is_encrypted)
+        key = door.keys[0].decode() if is_encrypted else None
+        return door, Address(endpoint=endpoint, public_key=key, host=me)
     slabs = None
     if kind == "shared memory":
         slabs, lanes.LARGE_BYTES = folder, 0
-    return door, Address(endpoint=door.bind(f"ipc://{folder}/{me}"), slabs=slabs)
+    door.bind_path(f"{folder}/{me}")
+    return door, Address(path=f"{folder}/{me}", slabs=slabs)
 
 
 def table_rows(size: str, found: dict[str, list[float]]) -> list[list[str]]:

@@ -151,7 +151,7 @@ def test_a_directory_goes_with_its_last_user(tmp_path: Path) -> None:
         assert user.stdout.readline() == b"here\n"
     for user, is_left in zip(users, (True, False), strict=True):
         os.kill(user.pid, signal.SIGKILL)
-        user.wait()
+        user.communicate()
         deadline = time.monotonic() + (2 if is_left else 10)
         while directory.exists() and time.monotonic() < deadline:
             time.sleep(0.1)

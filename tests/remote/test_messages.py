@@ -1,6 +1,7 @@
 """Messages between processes: frames, shared memory, lanes; what is broken is refused."""
 
 import contextlib
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -11,17 +12,18 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis.extra import numpy as arrays
 
 from fragflow.errors import RunError
 from fragflow.graph.kinds import Kind, Tag
-from fragflow.remote import lanes
+from fragflow.remote import lanes, unix
 from fragflow.remote.codec import Codec
-from fragflow.remote.doors import Door, Network, bind_tcp, open_door
-from fragflow.remote.frames import DTYPES, array_from, pack, raw, unpack
+from fragflow.remote.doors import Network, NetworkOutlet, bind_tcp, open_door
+from fragflow.remote.frames import DTYPES, array_from, pack, raw, types_of, unpack
 from fragflow.remote.lanes import LaneInfo, Post
 from fragflow.remote.slab import SLOTS, Slab
+from fragflow.remote.unix import Inbox, Outlet
 from fragflow.runtime.channels import Closed
 from fragflow.runtime.schedule import Run
 
@@ -35,7 +37,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
 
 @given(st.lists(st.none() | ARRAYS, max_size=4), st.integers(0, 2**32 - 1))
 def test_arrays_travel_as_they_are(payload: list[Any], sequence: int) -> None:
-    header = unpack(pack(3, 1, sequence, payload))
+    header = unpack(pack(3, 1, sequence, types_of(payload)))
     assert (header.lane, header.incarnation, header.sequence) == (3, 1, sequence)
     for array, kind in zip(payload, header.types, strict=True):
         if array is None:
@@ -109,10 +111,10 @@ def _info(number: int) -> LaneInfo:
     return LaneInfo(number=number, route=(f"m{number}", 0, 0), source="a", target="b")
 
 
-@pytest.fixture(params=["ipc", "ipc and shared memory", "tcp with keys"])
+@pytest.fixture(params=["one host", "one host, shared memory", "two hosts"])
 def posts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Two ends, as in two processes, of one host or two."""
-    network = Network(interface="127.0.0.1") if "tcp" in request.param else None
+    network = Network(interface="127.0.0.1") if request.param == "two hosts" else None
     doors, addresses = {}, {}
     for name in "ab":
         host = name if network else ""
@@ -129,9 +131,14 @@ def posts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_messages_arrive_in_order_whatever_is_waited_for(posts: list[Post]) -> None:
     here, there = posts
     large = np.arange(lanes.LARGE_BYTES, dtype=np.float32)
-    for k in range(3):
-        here.open("m0", 0, 0).put([np.int32(k), None, large + k])
-        here.open("m1", 0, 0).put([np.array([k])])
+
+    def send() -> None:
+        for k in range(3):
+            here.open("m0", 0, 0).put([np.int32(k), None, large + k])
+            here.open("m1", 0, 0).put([np.array([k])])
+
+    sender = threading.Thread(target=send)  # it waits while nobody takes what it has sent
+    sender.start()
     for k in range(3):
         (number,) = there.get(there.open("m1", 0, 0), "m1")
         assert number == [k]
@@ -139,6 +146,7 @@ def test_messages_arrive_in_order_whatever_is_waited_for(posts: list[Post]) -> N
         number, nothing, array = there.get(there.open("m0", 0, 0), "m0")
         assert (number, nothing) == (k, None)
         np.testing.assert_array_equal(array, large + k)
+    sender.join()
 
 
 def test_a_wait_ends(posts: list[Post]) -> None:
@@ -165,8 +173,8 @@ def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
     post = Post("b", door, {"b": address}, [_info(0)], 0.5)
     context = zmq.Context()
     stranger = context.socket(zmq.PUSH)
-    stranger.connect(address.endpoint)
-    stranger.send_multipart([pack(0, 0, 0, [np.zeros(1)]), raw(np.zeros(1))])
+    stranger.connect(str(address.endpoint))
+    stranger.send_multipart([pack(0, 0, 0, types_of([np.zeros(1)])), raw(np.zeros(1))])
     with pytest.raises(RunError, match="did not come"):
         post.get(post.open("m0", 0, 0), "message m0")
     stranger.close(linger=0)
@@ -180,13 +188,114 @@ def test_processes_of_one_host_take_the_short_way(tmp_path: Path) -> None:
         n: open_door(tmp_path, n, host, network) for n, host in zip("abc", "xxy", strict=True)
     }
     a, b, c = (opened[n][1] for n in "abc")
-    assert b.for_sender(a) == (f"ipc://{tmp_path}/b", None)
+    assert b.is_near(a)
     assert b.shares_memory_with(a)
-    assert c.for_sender(a) == (c.endpoint, c.public_key)
-    assert c.endpoint.startswith("tcp://127.0.0.1:")
+    assert not c.is_near(a)
     assert not c.shares_memory_with(a)
+    assert str(c.endpoint).startswith("tcp://127.0.0.1:")
     for door, _ in opened.values():
         door.close()
+
+
+def test_a_door_hears_both_ways(tmp_path: Path) -> None:
+    door, address = open_door(tmp_path, "a", "x", Network(interface="127.0.0.1"))
+    assert address.path is not None
+    outlets = [Outlet(address.path), NetworkOutlet(door.context, address)]
+    for k in range(6):
+        outlet = outlets[k % 2]
+        assert outlet.flush(2000)
+        outlet.send([b"%d" % k, b""])
+        frames = None
+        deadline = time.monotonic() + 5
+        while frames is None and time.monotonic() < deadline:
+            frames = door.receive(50)
+        assert frames is not None
+        assert [bytes(f) for f in frames] == [b"%d" % k, b""]
+    assert door.receive(1) is None
+    for outlet in outlets:
+        outlet.close()
+    door.close()
+
+
+FRAMES = st.lists(
+    st.one_of(st.binary(max_size=40), st.integers(0, 3 * unix.ROOM).map(bytes)), max_size=6
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=st.lists(FRAMES, min_size=1, max_size=8))
+def test_frames_arrive_however_they_are_cut(tmp_path: Path, messages: list[list[bytes]]) -> None:
+    path = tmp_path / "socket"
+    path.unlink(missing_ok=True)
+    inbox, outlet = Inbox(str(path)), Outlet(str(path))
+    got: list[list[bytes]] = []
+    for message in messages:
+        outlet.send(message)
+        while not outlet.flush(0):
+            frames = inbox.receive(1000)  # it is full
+            if frames is not None:
+                got.append([bytes(f) for f in frames])
+    while len(got) < len(messages):
+        frames = inbox.receive(1000)
+        if frames is not None:
+            got.append([bytes(f) for f in frames])
+    assert got == messages
+    outlet.close()
+    assert inbox.receive(10) is None
+    inbox.close()
+
+
+def test_nonsense_is_refused(tmp_path: Path) -> None:
+    inbox = Inbox(f"{tmp_path}/socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(f"{tmp_path}/socket")
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
+        assert inbox.receive(1000) is None  # a connection
+        with pytest.raises(RunError, match="it is none of fragflow's"):
+            inbox.receive(1000)
+    inbox.close()
+
+
+def test_who_has_gone_takes_nothing(tmp_path: Path) -> None:
+    inbox, outlet = Inbox(f"{tmp_path}/socket"), Outlet(f"{tmp_path}/socket")
+    inbox.receive(10)
+    inbox.close()
+    for _ in range(3):
+        if outlet.flush(0):
+            outlet.send([b"anything"])
+    assert not outlet.flush(0)
+    outlet.close()
+    outlet = Outlet(f"{tmp_path}/nobody")
+    assert not outlet.flush(0)
+    outlet.close()
+
+
+def test_both_may_send_more_than_a_socket_holds(tmp_path: Path) -> None:
+    """Neither has begun to receive: who cannot send on takes what has come."""
+    opened = {n: open_door(tmp_path, n) for n in "ab"}
+    addresses = {n: replace(address, slabs=None) for n, (_, address) in opened.items()}
+    back = LaneInfo(number=1, route=("m1", 0, 0), source="b", target="a")
+    ends = {n: Post(n, opened[n][0], addresses, [_info(0), back], 5.0) for n in "ab"}
+    large = np.zeros(1 << 20, np.float32)
+
+    got: list[np.ndarray] = []
+
+    def exchange(name: str, sent: str, awaited: str) -> None:
+        post = ends[name]
+        post.open(sent, 0, 0).put([large])
+        got.extend(post.get(post.open(awaited, 0, 0), awaited))
+
+    threads = [
+        threading.Thread(target=exchange, args=words)
+        for words in (("a", "m0", "m1"), ("b", "m1", "m0"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [array.shape for array in got] == [large.shape] * 2
+    for end in ends.values():
+        end.close()
 
 
 def test_ports_that_may_be_used() -> None:
@@ -200,18 +309,3 @@ def test_ports_that_may_be_used() -> None:
     with pytest.raises(RunError, match=r"cannot listen at 203.0.113.7"):
         bind_tcp(third, Network(interface="203.0.113.7"))
     context.destroy(linger=0)
-
-
-def test_a_door_hears_both_ways(tmp_path: Path) -> None:
-    door = Door()
-    endpoints = [door.bind(f"ipc://{tmp_path}/{name}") for name in "ab"]
-    for endpoint in endpoints:
-        sender = door.context.socket(zmq.PUSH)
-        sender.connect(endpoint)
-        sender.send(endpoint.encode())
-        socket = door.wait(2000)
-        assert socket is not None
-        assert socket.recv() == endpoint.encode()
-        sender.close()
-    assert door.wait(1) is None
-    door.close()

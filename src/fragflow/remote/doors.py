@@ -1,15 +1,17 @@
 """Where a process receives messages: sockets that are bound before anyone is told of them."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from fragflow.errors import RunError
+from fragflow.remote.unix import Inbox
 
 CAPACITY = 64
-"""messages that may wait in a socket before its sender does"""
+"""messages that may wait in a socket of the network before its sender does"""
 
 Keys = tuple[bytes, bytes]
 """(public, secret) of one socket
@@ -21,21 +23,19 @@ Who does not know the public one cannot connect: it is told to the processes of 
 class Address:
     """Where a process receives messages, as others know it."""
 
-    endpoint: str
-    """for everyone"""
-    public_key: str | None = None
-    """of that endpoint, where messages are encrypted"""
-    near: str | None = None
-    """a faster endpoint, for processes of the same host"""
+    path: str | None = None
+    """of a Unix socket, for processes of the same host"""
     slabs: str | None = None
     """a directory of shared memory, for processes of the same host"""
     host: str = ""
+    endpoint: str | None = None
+    """for everyone"""
+    public_key: str | None = None
+    """of that endpoint: messages are encrypted"""
 
-    def for_sender(self, sender: "Address") -> tuple[str, str | None]:
-        """The endpoint that a sender uses, and its public key."""
-        if self.near is not None and self.host == sender.host:
-            return self.near, None
-        return self.endpoint, self.public_key
+    def is_near(self, other: "Address") -> bool:
+        """Whether they are on the same host."""
+        return self.path is not None and self.host == other.host
 
     def shares_memory_with(self, other: "Address") -> bool:
         return self.slabs is not None and (self.slabs, self.host) == (other.slabs, other.host)
@@ -53,45 +53,78 @@ class Network:
 
 
 class Door:
-    """The receiving sockets of a process. Used by one thread at a time."""
+    """Where a process receives messages. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self.context = zmq.Context(io_threads=1)
         self.keys: Keys = zmq.curve_keypair()
-        self._sockets: list[zmq.Socket[bytes]] = []
+        self._near: Inbox | None = None
+        self._far: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
+        self._watched: set[int] = set()
 
-    def bind(self, endpoint: str) -> str:
-        """Also receives messages of this host; at which endpoint, if `endpoint` leaves a choice."""
-        socket = self._add()
-        socket.bind(endpoint)
-        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    def bind_path(self, path: str) -> None:
+        """Receives messages of this host."""
+        self._near = Inbox(path)
 
-    def bind_network(self, network: Network) -> str:
-        """Also receives messages that are encrypted, from other hosts; at which endpoint."""
-        socket = self._add()
-        curve_server(socket, self.keys)
+    def bind_network(self, network: Network, is_encrypted: bool = True) -> str:
+        """Receives messages from other hosts; at which endpoint."""
+        socket = self._far = self.context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, CAPACITY)
+        self._poller.register(socket, zmq.POLLIN)
+        if is_encrypted:
+            curve_server(socket, self.keys)
         return bind_tcp(socket, network)
 
-    def wait(self, milliseconds: int) -> "zmq.Socket[bytes] | None":
-        """A socket at which there is a message."""
-        if len(self._sockets) == 1:
-            (socket,) = self._sockets
-            return socket if socket.poll(milliseconds) else None
-        ready: Any = self._poller.poll(milliseconds)
-        return ready[0][0] if ready else None
+    def receive(self, milliseconds: int) -> Sequence[Any] | None:
+        """The next message, in frames; None if there is none by then."""
+        if self._far is None and self._near is not None:
+            return self._near.receive(milliseconds)
+        if self._near is not None and (frames := self._near.receive(0)) is not None:
+            return frames
+        ready = self._wait(milliseconds)
+        if self._far is not None and self._far in ready:
+            return [frame.buffer for frame in self._far.recv_multipart(copy=False)]
+        return self._near.receive(0) if self._near is not None else None
+
+    def _wait(self, milliseconds: int) -> dict[Any, int]:
+        files = self._near.files if self._near is not None else set()
+        for new in files - self._watched:
+            self._poller.register(new, zmq.POLLIN)
+        for old in self._watched - files:
+            self._poller.unregister(old)
+        self._watched = files
+        return dict(self._poller.poll(milliseconds))
 
     def close(self) -> None:
-        for socket in self._sockets:
-            socket.close(linger=0)
+        if self._near is not None:
+            self._near.close()
+        if self._far is not None:
+            self._far.close(linger=0)
         self.context.term()
 
-    def _add(self) -> "zmq.Socket[bytes]":
-        socket = self.context.socket(zmq.PULL)
-        socket.setsockopt(zmq.RCVHWM, CAPACITY)
-        self._sockets.append(socket)
-        self._poller.register(socket, zmq.POLLIN)
-        return socket
+
+class NetworkOutlet:
+    """Sends to a process of another host."""
+
+    def __init__(self, context: "zmq.Context[Any]", address: Address):
+        assert address.endpoint is not None
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, CAPACITY)
+        if address.public_key is not None:
+            curve_client(self._socket, address.public_key)
+        self._socket.connect(address.endpoint)
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Takes a message, if `flush` has said so."""
+        self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+
+    def flush(self, milliseconds: int) -> bool:
+        """Whether the next message can be taken; waits a while for it."""
+        return bool(self._socket.poll(milliseconds, zmq.POLLOUT))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
 
 
 def open_door(
@@ -99,17 +132,11 @@ def open_door(
 ) -> tuple[Door, Address]:
     """The door of a process, and its address."""
     door = Door()
-    near = f"ipc://{directory}/{label}"
-    door.bind(near)
-    if network is None:
-        return door, Address(endpoint=near, slabs=str(directory), host=host)
-    address = Address(
-        endpoint=door.bind_network(network),
-        public_key=door.keys[0].decode(),
-        near=near,
-        slabs=str(directory),
-        host=host,
-    )
+    address = Address(path=f"{directory}/{label}", slabs=str(directory), host=host)
+    door.bind_path(f"{directory}/{label}")
+    if network is not None:
+        endpoint = door.bind_network(network)
+        address = replace(address, endpoint=endpoint, public_key=door.keys[0].decode())
     return door, address
 
 

@@ -1,5 +1,7 @@
 """Arrays as message frames: a typed header, then their raw bytes. Nothing is ever unpickled."""
 
+import functools
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,6 +28,9 @@ DTYPES = tuple(
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
+Types = tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
+
+
 class Header(NamedTuple):
     """Whose message it is, and which."""
 
@@ -33,20 +38,17 @@ class Header(NamedTuple):
     incarnation: int
     """of its sender: how often that was replaced"""
     sequence: int
-    types: tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
+    types: Types
     """shape and type of each array; None for one that does not come from here"""
 
 
-def pack(lane: int, incarnation: int, sequence: int, arrays: Sequence[np.ndarray | None]) -> bytes:
+def pack(lane: int, incarnation: int, sequence: int, types: Types) -> bytes:
     """The header of a message."""
-    parts = [_HEAD.pack(MAGIC, lane, incarnation, sequence, len(arrays))]
-    for array in arrays:
-        if array is None:
-            parts.append(_ARRAY.pack(NOTHING, 0))
-        else:
-            parts.append(_ARRAY.pack(_CODES[array.dtype], array.ndim))
-            parts.append(struct.pack(f"<{array.ndim}Q", *array.shape))
-    return b"".join(parts)
+    return _HEAD.pack(MAGIC, lane, incarnation, sequence, len(types)) + _packed(types)
+
+
+def types_of(arrays: Sequence[np.ndarray | None]) -> Types:
+    return tuple([None if array is None else (array.shape, array.dtype) for array in arrays])
 
 
 def unpack(head: bytes | memoryview) -> Header:
@@ -55,24 +57,46 @@ def unpack(head: bytes | memoryview) -> Header:
         magic, lane, incarnation, sequence, count = _HEAD.unpack_from(head, 0)
         if magic != MAGIC:
             raise RunError("a message does not begin like one of fragflow's")
-        position, types = _HEAD.size, []
-        for _ in range(count):
-            code, ndim = _ARRAY.unpack_from(head, position)
-            position += _ARRAY.size
-            if code == NOTHING:
-                types.append(None)
-                continue
-            shape = struct.unpack_from(f"<{ndim}Q", head, position)
-            position += 8 * ndim
-            types.append((shape, DTYPES[code]))
+        types = _unpacked(count, bytes(head[_HEAD.size :]))
     except (struct.error, IndexError) as error:
         raise RunError(f"a message has a broken header: {error}") from None
-    return Header(lane, incarnation, sequence, tuple(types))
+    return Header(lane, incarnation, sequence, types)
+
+
+# All messages of a lane are alike: most are packed and unpacked as before.
+
+
+@functools.lru_cache(maxsize=4096)
+def _packed(types: Types) -> bytes:
+    parts = []
+    for found in types:
+        if found is None:
+            parts.append(_ARRAY.pack(NOTHING, 0))
+        else:
+            shape, dtype = found
+            parts.append(_ARRAY.pack(_CODES[dtype], len(shape)))
+            parts.append(struct.pack(f"<{len(shape)}Q", *shape))
+    return b"".join(parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _unpacked(count: int, packed: bytes) -> Types:
+    position, types = 0, []
+    for _ in range(count):
+        code, ndim = _ARRAY.unpack_from(packed, position)
+        position += _ARRAY.size
+        if code == NOTHING:
+            types.append(None)
+            continue
+        shape = struct.unpack_from(f"<{ndim}Q", packed, position)
+        position += 8 * ndim
+        types.append((shape, DTYPES[code]))
+    return tuple(types)
 
 
 def array_from(buffer: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
     """An array over received bytes, without a copy; RunError if their number is wrong."""
-    expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    expected = math.prod(shape) * dtype.itemsize
     got = memoryview(buffer).nbytes
     if got != expected:
         raise RunError(

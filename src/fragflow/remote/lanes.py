@@ -1,6 +1,6 @@
-"""Messages between processes: ZeroMQ sockets for frames, shared memory for what is large."""
+"""Messages between processes: sockets for frames, shared memory for what is large."""
 
-import contextlib
+import math
 import os
 import queue
 import time
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import zmq
-
 from fragflow.errors import RunError
-from fragflow.remote.doors import CAPACITY, Address, Door, curve_client
-from fragflow.remote.frames import Header, array_from, arrays_of, pack, raw, unpack
+from fragflow.remote.doors import Address, Door, NetworkOutlet
+from fragflow.remote.frames import Header, array_from, arrays_of, pack, raw, types_of, unpack
 from fragflow.remote.slab import Slab
+from fragflow.remote.unix import Outlet
 from fragflow.runtime.channels import Closed, Payload
 
 LARGE_BYTES = int(os.environ.get("FRAGFLOW_LARGE_BYTES", 1 << 18))
 """from here on, a message goes through shared memory if its receiver is on the same host"""
 POLL_MILLISECONDS = 50
 """how soon a process that waits notices that the run is over"""
+BACKLOG_MILLISECONDS = 1
+"""how often a process looks whether what it has to send can go"""
 
 Route = tuple[str, int, int]
 """(message, sending replica, receiving replica)"""
@@ -57,6 +57,8 @@ class _Lane:
     incarnation: int = 0
     """of its sender, as far as we have heard"""
     slab: Slab | None = None
+    is_near: bool | None = None
+    """whether its receiver, which is never replaced, shares our memory; None: not yet known"""
     kept: "deque[tuple[int, Payload]]" = field(default_factory=deque)
     """what was sent to a process that may have to be replaced, by number"""
 
@@ -90,7 +92,7 @@ class Post:
         self._door = door
         self._lanes = {info.number: _Lane(info, self) for info in lanes}
         self._by_route = {lane.info.route: lane for lane in self._lanes.values()}
-        self._outgoing: dict[str, zmq.Socket[bytes]] = {}
+        self._outgoing: dict[str, Outlet | NetworkOutlet] = {}
 
     def open(self, message: str, sender: int, receiver: int) -> _Lane:
         return self._by_route[message, sender, receiver]
@@ -98,14 +100,13 @@ class Post:
     def send(self, lane: _Lane, payload: Payload) -> None:
         """Sends arrays; waits while the receiver has too many that it has not taken."""
         arrays = arrays_of(payload)
-        self._check_types(lane, tuple(a if a is None else (a.shape, a.dtype) for a in arrays))
-        head = pack(lane.info.number, self._incarnation, lane.sent, arrays)
+        types = types_of(arrays)
+        self._check_types(lane, types)
+        head = pack(lane.info.number, self._incarnation, lane.sent, types)
         parts = [raw(a) for a in arrays if a is not None]
-        size = sum(part.nbytes for part in parts)
-        is_near = self._addresses[lane.info.target].shares_memory_with(self._addresses[self._me])
         if lane.info.target in self._expendable:
             lane.kept.append((lane.sent, payload))
-        elif size >= LARGE_BYTES and is_near:
+        elif self._shares_memory(lane) and (size := sum(map(len, parts))) >= LARGE_BYTES:
             if lane.slab is None:
                 lane.slab = Slab.create(self._slab_path(lane, self._incarnation), size)
             lane.slab.write(lane.sent, parts, self.timeout_seconds)
@@ -113,17 +114,28 @@ class Post:
         lane.sent += 1
         self._deliver(lane, payload, [head, *parts])
 
+    def _shares_memory(self, lane: _Lane) -> bool:
+        if lane.is_near is None:
+            target = self._addresses[lane.info.target]
+            lane.is_near = target.shares_memory_with(self._addresses[self._me])
+        return lane.is_near
+
     def _deliver(self, lane: _Lane, payload: Payload, frames: Sequence[Any]) -> None:
         deadline = time.monotonic() + self.timeout_seconds
+        is_taken = False
         while True:
             self.serve_moves()
             if lane.info.target in self._backlog:
                 # Behind what is sent again; it may be there already: who has a number drops it.
                 self._backlog[lane.info.target].append((lane, lane.sent - 1, payload))
                 return
-            socket = self._socket_to(lane.info.target)
-            if socket.poll(POLL_MILLISECONDS, zmq.POLLOUT):
-                socket.send_multipart(frames, copy=False)
+            outlet = self._outlet_to(lane.info.target)
+            is_out = outlet.flush(0)
+            if is_out and not is_taken:
+                outlet.send(frames)
+                is_taken = True
+                is_out = outlet.flush(0)
+            if is_out:
                 return
             if self.is_closed:
                 raise Closed
@@ -132,6 +144,9 @@ class Post:
                     f"{lane.info.words} could not be sent within {self.timeout_seconds:.0f} "
                     "seconds: its receiver is stuck"
                 )
+            # It may wait for us in the same way.
+            self._take_all()
+            outlet.flush(BACKLOG_MILLISECONDS)
 
     def get(self, source: _Lane, what: str) -> Payload:
         """The next payload of a lane, or an error that names what was waited for."""
@@ -140,9 +155,11 @@ class Post:
             if self.is_closed:
                 raise Closed
             self.serve_moves()
-            socket = self._door.wait(1 if self._backlog else POLL_MILLISECONDS)
-            if socket is not None:
-                self._take(socket)
+            frames = self._door.receive(
+                BACKLOG_MILLISECONDS if self._backlog else POLL_MILLISECONDS
+            )
+            if frames is not None:
+                self._take(frames)
             elif time.monotonic() > deadline:
                 raise RunError(
                     f"{what} did not come within {self.timeout_seconds:.0f} seconds: "
@@ -169,21 +186,28 @@ class Post:
         for number, count in counts.items():
             lane = self._lanes[number]
             if lane.info.target == self._me:
-                head = pack(number, self._incarnation, count, [])
-                with contextlib.suppress(zmq.Again):  # the next one says as much
-                    self._socket_to(lane.info.source).send(head, zmq.NOBLOCK)
+                outlet = self._outlet_to(lane.info.source)
+                if outlet.flush(0):  # else the next one says as much
+                    outlet.send([pack(number, self._incarnation, count, ())])
 
     def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
         """A process was replaced; by lane, which message it wants first. From any thread."""
         self._moves.put((target, address, counts))
 
+    def idle(self) -> None:
+        """To be called now and then while nothing is to be done: others may wait for us."""
+        self.serve_moves()
+        self._take_all()
+
     def serve_moves(self) -> None:
         """Sends what replaced processes want, as far as they take it: they may wait for us too."""
+        if self._moves.empty() and not self._backlog:
+            return
         while not self._moves.empty():
             target, address, counts = self._moves.get()
             self._addresses[target] = address
             if target in self._outgoing:
-                self._outgoing.pop(target).close(linger=0)
+                self._outgoing.pop(target).close()
             self._backlog[target] = deque(
                 (self._lanes[number], sequence, payload)
                 for number, count in counts.items()
@@ -191,27 +215,31 @@ class Post:
                 if sequence >= count
             )
         for target, rest in list(self._backlog.items()):
-            socket = self._socket_to(target)
-            while rest and socket.poll(0, zmq.POLLOUT):
+            outlet = self._outlet_to(target)
+            while rest and outlet.flush(0):
                 lane, sequence, payload = rest.popleft()
                 arrays = arrays_of(payload)
-                head = pack(lane.info.number, self._incarnation, sequence, arrays)
+                head = pack(lane.info.number, self._incarnation, sequence, types_of(arrays))
                 parts = [raw(a) for a in arrays if a is not None]
-                socket.send_multipart([head, *parts], copy=False)
-            if not rest:
+                outlet.send([head, *parts])
+            if not rest and outlet.flush(0):
                 del self._backlog[target]
 
     def close(self) -> None:
         """Called by the thread that uses it, when it is done."""
         self.is_closed = True
-        for socket in self._outgoing.values():
-            socket.close(linger=0)
+        for outlet in self._outgoing.values():
+            outlet.close()
         self._door.close()
 
-    def _take(self, socket: "zmq.Socket[bytes]") -> None:
+    def _take_all(self) -> None:
+        while (frames := self._door.receive(0)) is not None:
+            self._take(frames)
+
+    def _take(self, frames: Sequence[Any]) -> None:
         """Takes one message, of whatever lane."""
-        head, *parts = socket.recv_multipart(copy=False)
-        header = unpack(head.buffer)
+        head, *parts = frames
+        header = unpack(head)
         lane = self._lanes.get(header.lane)
         if lane is not None and lane.info.source == self._me and not header.types:
             while lane.kept and lane.kept[0][0] < header.sequence:
@@ -240,10 +268,10 @@ class Post:
         if present and not parts:
             if lane.slab is None:
                 lane.slab = Slab.open(self._slab_path(lane, header.incarnation))
-            sizes = [int(np.prod(shape, dtype=np.int64)) * d.itemsize for shape, d in present]
+            sizes = [math.prod(shape) * d.itemsize for shape, d in present]
             buffers: Sequence[Any] = lane.slab.read(header.sequence, sizes)
         else:
-            buffers = [part.buffer for part in parts]
+            buffers = parts
         if len(buffers) != len(present):
             raise RunError(f"{lane.info.words} brings {len(buffers)} arrays, not {len(present)}")
         rest = iter(buffers)
@@ -261,15 +289,12 @@ class Post:
         assert slabs is not None
         return Path(slabs) / f"lane-{lane.info.number}-{incarnation}"
 
-    def _socket_to(self, target: str) -> "zmq.Socket[bytes]":
+    def _outlet_to(self, target: str) -> Outlet | NetworkOutlet:
         if target not in self._outgoing:
-            socket = self._door.context.socket(zmq.PUSH)
-            socket.setsockopt(zmq.SNDHWM, CAPACITY)
-            socket.setsockopt(zmq.SNDTIMEO, int(1000 * self.timeout_seconds))
-            socket.setsockopt(zmq.LINGER, 0)
-            endpoint, key = self._addresses[target].for_sender(self._addresses[self._me])
-            if key is not None:
-                curve_client(socket, key)
-            socket.connect(endpoint)
-            self._outgoing[target] = socket
+            address = self._addresses[target]
+            if address.is_near(self._addresses[self._me]):
+                assert address.path is not None
+                self._outgoing[target] = Outlet(address.path)
+            else:
+                self._outgoing[target] = NetworkOutlet(self._door.context, address)
         return self._outgoing[target]

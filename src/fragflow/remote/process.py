@@ -121,7 +121,7 @@ class WorkerProcess:
             with contextlib.suppress(queue.Empty):
                 return self._requests.get(timeout=POLL_MILLISECONDS / 1000)
             if self.post is not None:
-                self.post.serve_moves()  # whoever is replaced may be behind us
+                self.post.idle()
 
     def answers(self) -> Iterator[tuple[str, Any]]:
         """What has been done since."""

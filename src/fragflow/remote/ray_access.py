@@ -151,10 +151,10 @@ def _their_token(cluster: Cluster) -> dict[str, str]:
 def read_token_again() -> None:
     """Ray looks at its environment variables when it is imported, and keeps what it saw."""
     with contextlib.suppress(ImportError, AttributeError):  # another version of Ray
-        from ray._raylet import AuthenticationTokenLoader, Config
+        from ray import _raylet as core
 
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        core.Config.initialize("")  # pyright: ignore[reportAttributeAccessIssue]
+        core.AuthenticationTokenLoader.instance().reset_cache()  # pyright: ignore
 
 
 @contextlib.contextmanager
