@@ -1,4 +1,4 @@
-"""The only file that touches JAX's private parts, or differs between its versions."""
+"""The only file, besides `_jax_process`, that touches what is private to JAX."""
 
 import itertools
 import re
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jax import lax
-from jax._src import source_info_util, xla_bridge
+from jax._src import source_info_util
 from jax._src.core import ShapedArray
 from jax._src.interpreters import partial_eval
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -349,21 +349,6 @@ def plain_aval(aval: Any) -> jax.ShapeDtypeStruct:
         shape = aval.dtype._impl.key_shape
         return jax.ShapeDtypeStruct((*aval.shape, *shape), "uint32")
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
-def has_started() -> bool:
-    """Whether JAX has chosen its devices, so that their number can no longer be set."""
-    return xla_bridge.backends_are_initialized()
-
-
-def num_cpu_devices() -> int:
-    """How many virtual CPU devices JAX was asked for; -1 if it was not."""
-    return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def setting(name: str) -> Any:
-    """One of JAX's settings, also of those that it does not show."""
-    return jax.config._read(name)
 
 
 def result_name(eqn: Eqn, position: int) -> str:

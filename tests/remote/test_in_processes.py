@@ -1,13 +1,10 @@
 """Workers in processes: the results of threads, and faults with a name; nothing is left behind."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,37 +21,12 @@ from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, EnvironmentFault, RunError
 from fragflow.policies import named_policy
 from fragflow.remote import contact, recovery, versions
-from fragflow.run import Experiment, Silent, run
+from fragflow.run import Experiment, run
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
+from remote.signals import Signalling, children
 from remote.training import COARSE, assert_same, train
 from runtime.test_host import HostDrift
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """No process, no directory, also after faults."""
-    yield
-    deadline = time.monotonic() + 5
-    while (left := _children()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left, "worker processes are left"
-    assert not list(Path("/dev/shm").glob(f"fragflow-{os.getpid()}-*"))
-
-
-def _children(part: str = "") -> list[int]:
-    """Worker processes of this one whose names have this part."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes()
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        is_ours = b"fragflow.remote.process" in words and parent == os.getpid()
-        if is_ours and part.encode() in words:
-            found.append(int(entry.name))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -139,34 +111,6 @@ def test_asynchronous_workers(algorithm: Any, policy: str) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
 
 
-class Signalling(Silent):
-    """Sends a signal to a process after some iterations, at a random moment."""
-
-    def __init__(self, part: str, number: int, at: Sequence[int] = (3,), then: str = ""):
-        """`then`, to another one, as soon as it is there."""
-        self._parts = [part, then] if then else [part]
-        self._number = number
-        self._at = list(at)
-
-    def started(self, start: Any) -> None:
-        del start
-        (self._directory,) = Path("/dev/shm").glob(f"fragflow-{os.getpid()}-*")
-
-    def rows(self, rows: Any) -> None:
-        if self._at and rows[-1].iteration >= self._at[0]:
-            self._at.pop(0)
-            timer = threading.Timer(random.uniform(0.0, 0.05), self._signal)
-            timer.daemon = True
-            timer.start()
-
-    def _signal(self) -> None:
-        for part in self._parts:
-            while not (found := _children(part)) and self._directory.exists():
-                time.sleep(0.01)  # it is being replaced
-            if found:
-                os.kill(found[0], self._number)
-
-
 @pytest.mark.parametrize("policy", [COARSE, "single-learner-fine"])
 def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> None:
     iterations = 600
@@ -198,7 +142,7 @@ def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.Monk
                 on_mark(mark)
                 if mark.iteration == sum(content) and not killed:
                     killed.append(self.name)
-                    (process,) = _children(f"{self.name}.0.")
+                    (process,) = children(f"{self.name}.0.")
                     time.sleep(1.0)  # the others are done by now
                     os.kill(process, signal.SIGKILL)
                     raise contact.WorkerLost("it is gone")

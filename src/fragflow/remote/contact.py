@@ -120,7 +120,7 @@ class RemoteProcess:
         Before its `deadline` a process that starts need not give any.
         """
         heard = time.monotonic()
-        told_to_stop = False
+        told_to_stop: float | None = None
         while True:
             self._run_errands()
             message = self._line.hear(POLL_MILLISECONDS)
@@ -140,10 +140,11 @@ class RemoteProcess:
                     f"worker process {self.name} has given no sign of life for "
                     f"{SILENCE_SECONDS:.0f} seconds: it is stopped or stuck"
                 )
-            if self.is_closing and not told_to_stop:
-                told_to_stop = True
+            if self.is_closing and told_to_stop is None:
+                told_to_stop = now
                 self._say("stop")
-            if told_to_stop and now - heard > GRACE_SECONDS:
+            # It may wait for a partner that has stopped: collectives are not interrupted.
+            if told_to_stop is not None and now - told_to_stop > GRACE_SECONDS:
                 raise Closed
 
     def _run_errands_if_idle(self) -> None:
@@ -167,7 +168,13 @@ class RemoteProcess:
         except zmq.Again:
             raise WorkerLost(f"worker process {self.name} does not listen") from None
 
-    def _check_alive(self, is_silent: bool = True) -> None:
+    @property
+    def loss(self) -> str | None:
+        """How it ended, if it has."""
         how = self._handle.how_it_ended()
-        if how is not None and is_silent:
-            raise WorkerLost(f"worker process {self.name} {how}{self._handle.last_words()}")
+        return how and f"worker process {self.name} {how}{self._handle.last_words()}"
+
+    def _check_alive(self, is_silent: bool = True) -> None:
+        loss = self.loss
+        if loss is not None and is_silent:
+            raise WorkerLost(loss)

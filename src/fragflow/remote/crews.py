@@ -1,17 +1,23 @@
 """Workers in other processes, as the runtimes see them."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fragflow.errors import FragflowError, RunError
 from fragflow.graph.ir import Value
-from fragflow.remote.contact import RemoteProcess
+from fragflow.remote.contact import RemoteProcess, WorkerLost
 from fragflow.remote.frames import arrays_of
+from fragflow.remote.lanes import POLL_MILLISECONDS
 from fragflow.remote.orders import Duty, Order
 from fragflow.runtime.channels import Payload
 from fragflow.runtime.worker import Metrics
+
+
+FIRST_CAUSE_SECONDS = 3.0
+"""in which the loss of a group's member shows, after it has failed another one"""
 
 
 class RemoteWorker:
@@ -41,16 +47,33 @@ class RemoteWorker:
 class RemoteCrew:
     """The workers of a process, driven from here."""
 
-    def __init__(self, process: RemoteProcess, order: Order):
+    def __init__(
+        self, process: RemoteProcess, order: Order, partners: Sequence[RemoteProcess] = ()
+    ):
+        """`partners` are the other members of its group, which all fail when one is lost."""
         self.process = process
+        self.partners = partners
         self.workers = {duty.part.fragment.name: RemoteWorker(self, duty) for duty in order.duties}
         self._state: Mapping[str, Mapping[Value, np.ndarray]] | None = None
 
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
         """Iterations of a worker that exchanges messages with others by itself."""
         self._state = None
-        found = self.process.call("run", (start, count))
+        try:
+            found = self.process.call("run", (start, count))
+        except RunError as error:
+            self._find_lost_partner(error)
+            raise
         return {self.workers[name]: metrics for name, metrics in found.items()}
+
+    def _find_lost_partner(self, error: RunError) -> None:
+        """Raises the first cause, if it is that a member of the group was lost."""
+        deadline = time.monotonic() + FIRST_CAUSE_SECONDS
+        while self.partners and time.monotonic() < deadline and not self.process.is_closing:
+            for partner in self.partners:
+                if partner.loss is not None:
+                    raise WorkerLost(partner.loss) from error
+            time.sleep(POLL_MILLISECONDS / 1000)
 
     def work(
         self, index: int, answers: Mapping[str, Payload] | None

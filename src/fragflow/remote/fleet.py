@@ -10,6 +10,7 @@ from fragflow.api.host import Host
 from fragflow.graph.ir import FDG
 from fragflow.remote.contact import RemoteProcess
 from fragflow.remote.doors import Address
+from fragflow.remote.groups import join_groups
 from fragflow.remote.lanes import LaneInfo
 from fragflow.remote.launcher import Demand, Launcher
 from fragflow.remote.orders import Hosting
@@ -44,6 +45,8 @@ class Fleet:
         try:
             demands = {berth.name: _demand(fdg, berth) for berth in self.berths}
             self.launcher.start(demands, place(fdg, list(demands), self.lanes()))
+            members = [(b.stations[0].fragment, self.process(b)) for b in self.berths]
+            join_groups(fdg, members, launcher.owns_devices)
             self._open_environments()
         except BaseException:
             self.close()
@@ -51,6 +54,14 @@ class Fleet:
 
     def process(self, berth: Berth) -> RemoteProcess:
         return self.launcher.processes[berth.name]
+
+    def partners(self, berth: Berth) -> list[RemoteProcess]:
+        """The other processes of its group, if it is in one."""
+        name = berth.stations[0].fragment
+        if not self.fdg.fragments[name].group:
+            return []
+        others = [b for b in self.berths if b is not berth and b.stations[0].fragment == name]
+        return [self.process(other) for other in others]
 
     def replace(self, berth: Berth, incarnation: int) -> RemoteProcess:
         """A new process in the place of a lost one."""
@@ -98,7 +109,7 @@ class Fleet:
                     continue
                 pool = RemotePool(self.process(berth), station.fragment)
                 # Asynchronous workers have a graph each, of their own environments only.
-                size = fragment.num_envs * (fragment.replicas if fragment.group else 1)
+                size = fragment.num_envs * len(station.replicas)
                 ids = range(station.index * size, (station.index + 1) * size)
                 pool.open(host, tuple(ids), fragment.first is not None)
                 self.pools.setdefault(station.fragment, []).append(pool)
@@ -128,9 +139,9 @@ class RemotePool:
 
 
 def _berths(fdg: FDG, plan: Plan) -> list[Berth]:
-    """A process for each crew."""
+    """A process for each crew; every replica of a group is a crew of its own here."""
     berths = []
-    for stations, script in rosters(fdg, plan):
+    for stations, script in rosters(fdg, plan, divide_groups=True):
         name = "+".join(station.fragment for station in stations)
         if len(stations) == 1 and stations[0].count > 1:
             name = f"{name}-{stations[0].index}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from fragflow._jax import setting
+from fragflow._jax_process import setting
 from fragflow.errors import FragflowError
 from fragflow.remote.contact import GRACE_SECONDS, START_SECONDS, RemoteProcess
 from fragflow.remote.placement import Placement
@@ -26,6 +26,9 @@ class Demand:
 
 class Launcher(ABC):
     """Starts processes somewhere, and leaves nothing behind."""
+
+    owns_devices = False
+    """whether a process sees the accelerators only that are its own"""
 
     def __init__(self) -> None:
         self.processes: dict[str, RemoteProcess] = {}

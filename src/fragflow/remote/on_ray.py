@@ -35,6 +35,8 @@ PASSED_ON = ("JAX_", "XLA_", "NPROC", "FRAGFLOW_")
 class RayLauncher(Launcher):
     """Starts actors in a placement group."""
 
+    owns_devices = True
+
     def __init__(self, cluster: Cluster):
         super().__init__()
         self._ray = import_ray()

@@ -25,6 +25,7 @@ from fragflow.graph.ir import (
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.remote.codec import Codec
 from fragflow.remote.doors import Address
+from fragflow.remote.groups import Membership
 from fragflow.remote.lanes import LaneInfo
 from fragflow.remote.recipes import Recipe
 from fragflow.remote.shipped import Shipped
@@ -94,7 +95,7 @@ class Mark:
 
 CODEC = Codec(
     [
-        *(Hosting, Duty, Order, Mark, Shipped, LaneInfo, Address, Recipe),
+        *(Hosting, Membership, Duty, Order, Mark, Shipped, LaneInfo, Address, Recipe),
         *(FDG, Program, Fragment, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
         *(Kind, Tag, Part, LoopPlan, Segment, HostCall, Turns, Script),
         *(Run, Ask, Keep, Turn, Put, Get, Enter, Repeat),

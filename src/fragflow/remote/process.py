@@ -26,8 +26,9 @@ from fragflow._jax import REPLICA_AXIS
 from fragflow.api.host import Host
 from fragflow.errors import FragflowError
 from fragflow.graph.kinds import UNIFORM
-from fragflow.remote.doors import Address, Door, open_door
+from fragflow.remote.doors import Address, Door, Network, open_door
 from fragflow.remote.frames import arrays_of
+from fragflow.remote.groups import Membership, free_endpoint, join
 from fragflow.remote.lanes import POLL_MILLISECONDS, Post
 from fragflow.remote.marks import Marker
 from fragflow.remote.orders import CODEC, Duty, Hosting, Order
@@ -39,7 +40,7 @@ from fragflow.runtime.channels import Closed
 from fragflow.runtime.crew import Crew
 from fragflow.runtime.hand import Hand
 from fragflow.runtime.host import HostPool
-from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
+from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of, on_host
 from fragflow.runtime.office import Desk
 from fragflow.runtime.worker import Worker
 
@@ -50,14 +51,17 @@ PATIENCE_SECONDS = 3.0
 class WorkerProcess:
     """Carries out requests, one after the other, in a thread of its own."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, network: Network) -> None:
         self._door = door
+        self._network = network
         self.pools: dict[str, HostPool] = {}
         self.post: Post | None = None
         self.crew: Crew | None = None
         self.hand: Hand | None = None
         self.timeout_seconds = 120.0
         self.marker: Marker | None = None
+        self._is_member = False
+        """of a group of processes, whose devices it sees too"""
         self._requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.bell, self._rope = os.pipe()
@@ -96,6 +100,8 @@ class WorkerProcess:
 
     def _work(self) -> None:
         methods: dict[str, Callable[[Any], Any]] = {
+            "endpoint": lambda _: free_endpoint(self._network),
+            "join": self._join,
             "host": self._host,
             "ask": self._ask,
             "order": self._order,
@@ -136,6 +142,10 @@ class WorkerProcess:
     def _failure(self, error: BaseException) -> dict[str, str]:
         return _told(error if self.crew is None else self.crew.error(error))
 
+    def _join(self, membership: Membership) -> None:
+        join(membership, self._network)
+        self._is_member = True
+
     def _host(self, hosting: Hosting) -> None:
         sys.path.extend(path for path in hosting.path if path not in sys.path)
         host = Host(make(hosting.environment))
@@ -170,7 +180,7 @@ class WorkerProcess:
     def _worker(self, order: Order, duty: Duty, channels: Any) -> Worker:
         fragment = duty.part.fragment
         available = jax.devices(fragment.device)
-        devices = [available[k] for k in duty.devices]
+        devices = available if self._is_member else [available[k] for k in duty.devices]
         layout: Layout = (
             Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))
             if fragment.group
@@ -213,7 +223,7 @@ class WorkerProcess:
     def _state(self, _content: None) -> dict[str, dict[str, np.ndarray]]:
         assert self.crew is not None
         return {
-            name: {value: np.asarray(array) for value, array in worker.state().items()}
+            name: {value: on_host(array) for value, array in worker.state().items()}
             for name, worker in self.crew.workers.items()
         }
 
@@ -224,9 +234,11 @@ def _told(error: BaseException) -> dict[str, str]:
     return {"kind": type(error).__name__ if is_ours else "RunError", "words": words}
 
 
-def serve(line: Line, door: Door, address: Address, is_orphan: Callable[[], bool]) -> bool:
+def serve(
+    line: Line, door: Door, address: Address, network: Network, is_orphan: Callable[[], bool]
+) -> bool:
     """Listens until the coordinator says goodbye; False if it is gone without."""
-    worker = WorkerProcess(door)
+    worker = WorkerProcess(door, network)
     try:
         line.say("ready", (versions(), address))
         while not is_orphan():
@@ -268,7 +280,8 @@ def main(endpoint: str, directory: str, label: str, parent: str) -> None:
     line = Line(zmq.Context(), CODEC)
     line.connect(endpoint)
     door, address = open_door(Path(directory), label)
-    if not serve(line, door, address, is_orphan=lambda: os.getppid() != int(parent)):
+    network = Network(interface="127.0.0.1")
+    if not serve(line, door, address, network, is_orphan=lambda: os.getppid() != int(parent)):
         # The coordinator was killed: nobody else clears up.
         shutil.rmtree(directory, ignore_errors=True)
         os._exit(1)

@@ -19,6 +19,7 @@ from fragflow.remote.shipped import ship
 from fragflow.runtime.assembly import Assembly, devices_for
 from fragflow.runtime.asynchronous import AsyncRuntime
 from fragflow.runtime.lagged import LaggedRuntime
+from fragflow.runtime.layout import OneDevice
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.plan import Part, Plan
 from fragflow.runtime.roster import Station
@@ -88,7 +89,7 @@ def _start(
     return [
         ExpendableCrew(fleet, berth, order)
         if berth.name in order.expendable
-        else RemoteCrew(fleet.process(berth), order)
+        else RemoteCrew(fleet.process(berth), order, fleet.partners(berth))
         for berth, order in zip(fleet.berths, orders, strict=True)
     ]
 
@@ -120,7 +121,9 @@ def _duty(assembly: Assembly, station: Station, kinds: Mapping[Value, Kind]) -> 
     part = assembly.plan.parts[station.fragment]
     layouts = assembly.layouts(station.fragment)
     layout = layouts[min(station.index, len(layouts) - 1)]
-    values = assembly.first_values(part, layout, (station.index, station.count), kinds)
+    # Of a group, every process gets its part only.
+    where = OneDevice(device=jax.devices("cpu")[0]) if part.fragment.group else layout
+    values = assembly.first_values(part, where, (station.index, station.count), kinds)
     constants = {c.output for c in part.fragment.constants}
     known_twice = {c.init for c in part.fragment.loop.carries}
     return Duty(

@@ -42,7 +42,7 @@ class Seat:
         interface = terms.interface or ray.util.get_node_ip_address()
         network = Network(interface=interface, first_port=terms.ports[0], last_port=terms.ports[1])
         door, address = open_door(directory, terms.label, host_of(node, directory), network)
-        return serve(line, door, address, is_orphan=lambda: False)
+        return serve(line, door, address, network, is_orphan=lambda: False)
 
 
 def own_directory(name: str) -> Path:

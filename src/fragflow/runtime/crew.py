@@ -5,9 +5,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fragflow.errors import FragflowError, RunError
+from fragflow.runtime.layout import on_host
 from fragflow.runtime.schedule import Ask, Get, Keep, Put, Run, Turn
 from fragflow.runtime.script import Script, identifier
 from fragflow.runtime.worker import Metrics, Worker
@@ -42,7 +41,7 @@ class Crew:
                 self.workers[fragment].values[value] = array
             metrics = {
                 worker: {
-                    stack.outside: [np.asarray(row) for row in rows]
+                    stack.outside: [on_host(row) for row in rows]
                     for stack, rows in zip(worker.part.fragment.loop.stacks, lists, strict=True)
                 }
                 for worker, lists in zip(self.workers.values(), kept, strict=True)

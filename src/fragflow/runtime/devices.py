@@ -4,7 +4,7 @@ import os
 
 import jax
 
-from fragflow._jax import has_started, num_cpu_devices
+from fragflow._jax_process import has_started, num_cpu_devices
 from fragflow.errors import ConfigError
 from fragflow.policies.policy import Deployment, Place, Policy
 

@@ -2,7 +2,7 @@
 
 A group of replicas runs as one program over a mesh. A value with the environment axis is sharded
 along it, a uniform one is on every device, anything else gets a leading axis of one entry per
-replica.
+replica. The mesh may have devices of several processes; each has its own part of a value then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +63,12 @@ class Group:
     mesh: Mesh
 
     @property
+    def devices(self) -> list[Any]:
+        """Those of this process, in the order of their replicas."""
+        here = jax.process_index()
+        return [d for d in self.mesh.devices.flat if d.process_index == here]
+
+    @property
     def replicas(self) -> int:
         return self.mesh.size
 
@@ -110,14 +116,20 @@ class Group:
         )
 
     def place(self, array: Any, kind: Kind) -> jax.Array:
-        return jax.device_put(array, self._sharding(kind))
+        """A value of which this process has the whole, or the part of its own replicas."""
+        count = len(self.devices)
+        if count == self.mesh.size:
+            return jax.device_put(array, self._sharding(kind))
+        if kind.is_cuttable:
+            return self.receive(np.split(np.asarray(array), count, kind.axis), kind)
+        is_stacked = self._is_stacked(kind)
+        return self.receive(list(array) if is_stacked else [array] * count, kind)
 
     def receive(self, parts: Sequence[Any], kind: Kind) -> jax.Array:
-        """A global array from one local array per replica."""
-        devices = list(self.mesh.devices.flat)
+        """A global array from one local array per replica of this process."""
         placed = [
             p if isinstance(p, jax.Array) and p.devices() == {d} else jax.device_put(p, d)
-            for p, d in zip(parts, devices, strict=True)
+            for p, d in zip(parts, self.devices, strict=True)
         ]
         shape = list(np.shape(placed[0]))
         if kind.is_cuttable:
@@ -134,6 +146,16 @@ class Group:
 
 
 Layout = OneDevice | Group
+
+
+def on_host(array: Any) -> np.ndarray:
+    """A value's numbers; of a group over several processes, those that this one has."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    assert isinstance(array.sharding, NamedSharding)
+    axis = next(i for i, name in enumerate(array.sharding.spec) if name is not None)
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards], axis)
 
 
 def plain_function(

@@ -13,7 +13,7 @@ from fragflow.graph.kinds import UNIFORM, varying
 from fragflow.runtime.channels import Lanes
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
 from fragflow.runtime.host import HostPool
-from fragflow.runtime.layout import Layout, kind_of
+from fragflow.runtime.layout import Layout, kind_of, on_host
 from fragflow.runtime.parcels import incoming, outgoing, share
 from fragflow.runtime.plan import Part
 from fragflow.runtime.schedule import routes
@@ -24,7 +24,7 @@ Metrics = dict[Value, list[np.ndarray]]
 
 
 class Worker:
-    """One replica of a fragment, or all replicas of one that runs as a group."""
+    """One replica of a fragment, or those of a group that are in this process."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Worker:
             for carry in loop.carries:
                 values[carry.init] = values[carry.inside] = values[carry.final]
             for stack in loop.stacks:
-                kept[stack.outside] += list(np.asarray(values[stack.outside])[:now])
+                kept[stack.outside] += list(on_host(values[stack.outside])[:now])
             start, count = start + now, count - now
         return kept
 
@@ -105,7 +105,7 @@ class Worker:
             return functools.partial(pool.call, call.method)
 
         def ask(*args: Any) -> Sequence[Any]:
-            results = pool.call(call.method, *map(np.asarray, args))
+            results = pool.call(call.method, *map(on_host, args))
             return [layout.place(result, varying(0)) for result in results]
 
         return ask
@@ -132,7 +132,7 @@ class Worker:
         Never the same room twice: JAX may still read what it was given.
         """
         fragment = self.part.fragment
-        count = fragment.num_envs * (fragment.replicas if fragment.group else 1)
+        count = fragment.num_envs * len(self.replicas)
         aval = self._fdg.program.avals[fragment.num_envs][value]
         shape = (aval.shape[0], count, *aval.shape[2:])
         return functools.partial(np.empty, shape, aval.dtype)
