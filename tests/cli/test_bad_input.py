@@ -47,7 +47,7 @@ CASES = {
         ["num-envs is 4", "3 replicas"],
     ),
     "too many devices": ([*TINY, "--workers", "99"], ["gpu-only", "99 devices"]),
-    "runtime": ([*TINY, "--runtime", "cloud"], ["--runtime cloud", "local, processes, eager"]),
+    "runtime": ([*TINY, "--runtime", "cloud"], ["--runtime cloud", "local, processes, ray, eager"]),
     "bad hyperparameter": ([*TINY, "--gamma", "2"], ["gamma", "between 0 and 1"]),
     "environment argument": ([*TINY, "--env-arg", "fast"], ["--env-arg 'fast'", "NAME=VALUE"]),
     "its name": ([*TINY, "--env-arg", "gravty=1"], ["'gravty'", "Did you mean 'gravity'?"]),

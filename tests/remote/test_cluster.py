@@ -98,11 +98,16 @@ def test_needs() -> None:
         check_needs(cluster, ["learner"])
 
 
+class Enough(Exception):
+    """No process is needed."""
+
+
 class Asked(Launcher):
     """Starts nothing."""
 
     def start(self, demands: object, placement: Placement) -> None:
         self.placement = placement
+        raise Enough
 
     def _launch(self, name: str, demand: Demand, incarnation: int) -> None:  # pyright: ignore
         raise AssertionError
@@ -120,6 +125,7 @@ class Asked(Launcher):
             False,
         ),
         ("single-learner-fine", {("environment_0",), ("environment_1",), ("learner",)}, True),
+        ("multi-learner", {("environment_0", "learner_0"), ("environment_1", "learner_1")}, True),
     ],
 )
 def test_placement(policy: str, sites: set[tuple[str, ...]], is_packed: bool) -> None:
@@ -130,7 +136,8 @@ def test_placement(policy: str, sites: set[tuple[str, ...]], is_packed: bool) ->
         total_steps=1,
     )
     launcher = Asked()
-    Fleet(graph(experiment, named_policy(policy), Deployment(workers=2)), launcher).close()
+    with pytest.raises(Enough):
+        Fleet(graph(experiment, named_policy(policy), Deployment(workers=2)), launcher)
     assert (set(launcher.placement.sites), launcher.placement.is_packed) == (sites, is_packed)
 
 

@@ -15,7 +15,6 @@ from fragflow.remote.orders import Duty, Order
 from fragflow.runtime.channels import Payload
 from fragflow.runtime.worker import Metrics
 
-
 FIRST_CAUSE_SECONDS = 3.0
 """in which the loss of a group's member shows, after it has failed another one"""
 

@@ -20,7 +20,8 @@ def place(fdg: FDG, processes: Sequence[str], lanes: Sequence[LaneInfo]) -> Plac
     """Joins processes that exchange messages at every step with each other only.
 
     Where all exchange them with one, as environments with a central actor, one host may not have
-    room for all: they are packed onto as few as possible. Others are spread.
+    room for all: they are packed onto as few as possible. So are groups, which reduce among
+    themselves. Others are spread.
     """
     often = messages_in_rollouts(fdg)
     partners: dict[str, set[str]] = {name: set() for name in processes}
@@ -38,7 +39,7 @@ def place(fdg: FDG, processes: Sequence[str], lanes: Sequence[LaneInfo]) -> Plac
     homes = {name: site for site in sites for name in site}
     is_packed = any(
         homes[lane.source] != homes[lane.target] for lane in lanes if lane.route[0] in often
-    )
+    ) or any(fragment.group for fragment in fdg.fragments.values())
     return Placement(sites=tuple(sites), is_packed=is_packed)
 
 
