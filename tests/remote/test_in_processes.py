@@ -20,7 +20,7 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, EnvironmentFault, RunError
 from fragflow.policies import named_policy
-from fragflow.remote import contact, recovery, versions
+from fragflow.remote import contact, recipes, recovery, versions
 from fragflow.run import Experiment, run
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
@@ -164,6 +164,22 @@ def test_a_stopped_worker_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> No
     assert_same(undisturbed, disturbed)
 
 
+def test_environments_on_the_host_begin_anew_when_their_worker_is_lost() -> None:
+    algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
+    observer = Signalling("_1.", signal.SIGKILL, at=(10,))
+    outcome = train(algorithm, environment=PlainDrift(), iterations=400, observer=observer)
+    assert (outcome.replacements, len(outcome.rows)) == (1, 400)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
+
+
+def test_a_lost_asynchronous_worker_is_replaced() -> None:
+    observer = Signalling("worker_1.", signal.SIGKILL, at=(10,))
+    algorithm = A3C(rollout_length=4, hidden=(8,))
+    outcome = train(algorithm, "central", sync="async=4", iterations=300, observer=observer)
+    assert (outcome.replacements, len(outcome.rows)) == (1, 300)
+    assert max(row.metrics["lag_max"] for row in outcome.rows) <= 4
+
+
 def test_who_dies_again_is_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "MOST_REPLACEMENTS", 1)
     observer = Signalling("_0.", signal.SIGKILL, at=(5, 50))
@@ -208,6 +224,13 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "version", lambda package: "0.0.1")
     with pytest.raises(RunError, match=r"has jax .* instead of 0\.0\.1"):
         train(Toy())
+
+
+def test_an_environment_with_other_code_is_refused() -> None:
+    recipe = recipes.recipe_of(PlainDrift(exits_at=3), "environment")
+    assert recipes.make(recipe) == PlainDrift(exits_at=3)
+    with pytest.raises(RunError, match=r"module remote.plain_drift, .* has other code here"):
+        recipes.make(replace(recipe, code="0" * 64))
 
 
 def test_an_environment_that_cannot_travel_is_refused() -> None:

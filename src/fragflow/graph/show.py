@@ -7,6 +7,7 @@ from typing import Any
 
 from fragflow._jax import plain_aval, result_name
 from fragflow.errors import ConfigError, unknown
+from fragflow.graph.expendable import Recovery, kept_bytes, recovery_of
 from fragflow.graph.interfaces import crossings, parcel_bytes, transfer_bytes
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Parcel, Program, Transfer, Value, walk
 
@@ -129,6 +130,9 @@ def _text(fdg: FDG, title: str, implementations: Picks) -> str:
             out.append("  server      handles each worker's message as it comes")
         if fragment.group:
             out.append("  group       replicas reduce among themselves, as one program over a mesh")
+        way = recovery_of(fdg, fragment)
+        if way is not None and fragment.replicas * fdg.workers > 1:
+            out.append(f"  when lost   {_way_back(fdg, fragment, way)}")
         for heading, ours in (("entry", "target"), ("exit", "source")):
             for transfer in fdg.transfers:
                 if getattr(transfer, ours) == fragment.name:
@@ -162,6 +166,13 @@ def _text(fdg: FDG, title: str, implementations: Picks) -> str:
 
 def _ways(chosen: Mapping[str, str]) -> str:
     return ", ".join(f"{name} by {how}" for name, how in chosen.items())
+
+
+def _way_back(fdg: FDG, fragment: Fragment, way: Recovery) -> str:
+    each = " each" if fragment.replicas > 1 else ""
+    if way == "replay":
+        return f"replayed, from {_size(kept_bytes(fdg, fragment))}{each} kept after every iteration"
+    return "restarted, with new episodes"
 
 
 def _lateness(fdg: FDG, transfer: Transfer) -> str:
@@ -202,6 +213,8 @@ def _json(fdg: FDG, title: str, implementations: Picks) -> str:
                 "device": f.device,
                 "num_envs": f.num_envs,
                 "group": f.group,
+                "when_lost": recovery_of(fdg, f),
+                "kept_bytes": kept_bytes(fdg, f) if recovery_of(fdg, f) == "replay" else 0,
                 "implementations": dict(implementations.get(f.name, {})),
                 "entries": [t.name for t in fdg.transfers if t.target == f.name],
                 "exits": [t.name for t in fdg.transfers if t.source == f.name],

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fragflow.api.host import Host
+from fragflow.graph.expendable import host_of
 from fragflow.graph.ir import FDG
 from fragflow.remote.contact import RemoteProcess
 from fragflow.remote.doors import Address
@@ -16,7 +16,6 @@ from fragflow.remote.launcher import Demand, Launcher
 from fragflow.remote.orders import Hosting
 from fragflow.remote.placement import place
 from fragflow.remote.recipes import recipe_of, search_path
-from fragflow.runtime.host import host_of
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.roster import Station, rosters
 from fragflow.runtime.schedule import routes
@@ -42,6 +41,8 @@ class Fleet:
         self.launcher = launcher
         self.pools: dict[str, list[RemotePool]] = {}
         """by fragment, the environments of each of its workers"""
+        self._opened: dict[str, list[RemotePool]] = {}
+        """by process"""
         try:
             demands = {berth.name: _demand(fdg, berth) for berth in self.berths}
             self.launcher.start(demands, place(fdg, list(demands), self.lanes()))
@@ -64,8 +65,11 @@ class Fleet:
         return [self.process(other) for other in others]
 
     def replace(self, berth: Berth, incarnation: int) -> RemoteProcess:
-        """A new process in the place of a lost one."""
-        return self.launcher.replace(berth.name, incarnation)
+        """A new process in the place of a lost one; environments on the host begin anew there."""
+        process = self.launcher.replace(berth.name, incarnation)
+        for pool in self._opened.get(berth.name, ()):
+            pool.open_again(process)
+        return process
 
     def addresses(self) -> dict[str, Address]:
         """Where each process receives messages."""
@@ -107,35 +111,42 @@ class Fleet:
                 host = host_of(fragment)
                 if host is None:
                     continue
-                pool = RemotePool(self.process(berth), station.fragment)
                 # Asynchronous workers have a graph each, of their own environments only.
                 size = fragment.num_envs * len(station.replicas)
                 ids = range(station.index * size, (station.index + 1) * size)
-                pool.open(host, tuple(ids), fragment.first is not None)
+                hosting = Hosting(
+                    fragment=station.fragment,
+                    environment=recipe_of(host.environment, f"environment {host.name}"),
+                    ids=tuple(ids),
+                    in_turns=fragment.first is not None,
+                    path=tuple(search_path()),
+                )
+                pool = RemotePool(self.process(berth), hosting)
                 self.pools.setdefault(station.fragment, []).append(pool)
+                self._opened.setdefault(berth.name, []).append(pool)
 
 
 class RemotePool:
     """Environments in another process, to be asked for their first observations."""
 
-    def __init__(self, process: RemoteProcess, fragment: str):
+    def __init__(self, process: RemoteProcess, hosting: Hosting):
         self._process = process
-        self._fragment = fragment
-
-    def open(self, host: Host, ids: tuple[int, ...], in_turns: bool) -> None:
-        self._process.call(
-            "host",
-            Hosting(
-                fragment=self._fragment,
-                environment=recipe_of(host.environment, f"environment {host.name}"),
-                ids=ids,
-                in_turns=in_turns,
-                path=tuple(search_path()),
-            ),
-        )
+        self._hosting = hosting
+        self._first: Any = None
+        process.call("host", hosting)
 
     def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
-        return self._process.call("ask", (self._fragment, method, [np.asarray(a) for a in args]))
+        question = (self._hosting.fragment, method, [np.asarray(a) for a in args])
+        if method == "reset":
+            self._first = question
+        return self._process.call("ask", question)
+
+    def open_again(self, process: RemoteProcess) -> None:
+        """In a process that takes the place of a lost one, as they were at first."""
+        self._process = process
+        process.call("host", self._hosting)
+        if self._first is not None:
+            process.call("ask", self._first)
 
 
 def _berths(fdg: FDG, plan: Plan) -> list[Berth]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fragflow.graph.ir import FDG, Fragment, Transfer, Value
+from fragflow.graph.expendable import mirrors
+from fragflow.graph.ir import Transfer
 from fragflow.remote.lanes import Post
 from fragflow.remote.orders import Mark, Order
 from fragflow.runtime.crew import Crew
@@ -20,12 +21,6 @@ from fragflow.runtime.parcels import incoming
 MARKS_IN_DOUBT = 4
 """before which nothing is asked for again: the last ones of a process that is killed may not have
 got out any more, and a replacement begins one back"""
-
-
-def mirrors(fdg: FDG, fragment: Fragment) -> dict[Value, Value]:
-    """State that another fragment sends: the value that comes, and its name inside the loop."""
-    comes = {p.value for t in fdg.transfers if t.target == fragment.name for p in t.parcels}
-    return {c.next: c.inside for c in fragment.loop.carries if c.next in comes}
 
 
 class Marker:

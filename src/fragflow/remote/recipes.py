@@ -4,8 +4,11 @@ Nothing is pickled: a recipe names a class of an installed module, or of the use
 worker's process imports, and holds plain data.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping
 from enum import Enum
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fragflow.errors import ConfigError
+from fragflow.errors import ConfigError, RunError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class Recipe:
     module: str
     name: str
     fields: Mapping[str, Any]
+    code: str = ""
+    """a digest of the module's code: elsewhere it must be the same"""
 
 
 def recipe_of(value: Any, title: str) -> Any:
@@ -41,7 +46,7 @@ def recipe_of(value: Any, title: str) -> Any:
         return {k: recipe_of(v, title) for k, v in value.items()}
     kind = type(value)
     if isinstance(value, Enum):
-        return Recipe(module=kind.__module__, name=kind.__qualname__, fields={"": value.value})
+        return _recipe(kind, {"": value.value})
     is_importable = "<locals>" not in kind.__qualname__ and kind.__module__ != "__main__"
     if dataclasses.is_dataclass(value) and is_importable:
         fields = {
@@ -49,9 +54,9 @@ def recipe_of(value: Any, title: str) -> Any:
             for f in dataclasses.fields(value)
             if f.init
         }
-        return Recipe(module=kind.__module__, name=kind.__qualname__, fields=fields)
+        return _recipe(kind, fields)
     if is_importable and kind.__module__ != "builtins" and getattr(value, "__dict__", None) == {}:
-        return Recipe(module=kind.__module__, name=kind.__qualname__, fields={})
+        return _recipe(kind, {})
     raise ConfigError(
         f"{title} cannot be made in another process: it holds a {kind.__qualname__} of "
         f"{kind.__module__}. Make it a dataclass of plain fields in a module of its own (not in "
@@ -59,10 +64,27 @@ def recipe_of(value: Any, title: str) -> Any:
     )
 
 
+def _recipe(kind: type, fields: Mapping[str, Any]) -> Recipe:
+    name, module = kind.__qualname__, kind.__module__
+    return Recipe(module=module, name=name, fields=fields, code=_digest(sys.modules[module]))
+
+
+def _digest(module: Any) -> str:
+    """Of a module's source; empty if it has none."""
+    with contextlib.suppress(OSError, TypeError):
+        return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
+    return ""
+
+
 def make(recipe: Any) -> Any:
     """What a recipe describes."""
     if isinstance(recipe, Recipe):
         made: Any = importlib.import_module(recipe.module)
+        if _digest(made) != recipe.code:
+            raise RunError(
+                f"module {recipe.module}, which makes environments, has other code here "
+                f"({getattr(made, '__file__', None)}) than where the run was started: use the same"
+            )
         for part in recipe.name.split("."):
             made = getattr(made, part)
         fields = {k: make(v) for k, v in recipe.fields.items()}

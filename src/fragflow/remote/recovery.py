@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from fragflow.errors import RunError
+from fragflow.graph.expendable import Recovery, recovery_of
 from fragflow.graph.ir import FDG, Value
-from fragflow.graph.kinds import UNIFORM, Tag
 from fragflow.remote.contact import WorkerLost
 from fragflow.remote.crews import RemoteCrew, RemoteWorker
 from fragflow.remote.fleet import Berth, Fleet
-from fragflow.remote.marks import mirrors
 from fragflow.remote.orders import Duty, Mark, Order
-from fragflow.runtime.host import host_of
+from fragflow.runtime.channels import Payload
 from fragflow.runtime.worker import Metrics
 
 MOST_REPLACEMENTS = 3
@@ -21,28 +20,14 @@ MOST_REPLACEMENTS = 3
 BACK_OFF_SECONDS = 1.0
 
 
-def is_expendable(fdg: FDG, berth: Berth) -> bool:
-    """Whether another process could go on, given what it marks and what it was sent.
-
-    Its state must be that of its environments, and those must be JAX programs, whose state is data.
-    """
-    if fdg.server is not None or fdg.delays or berth.script is None:
-        return False
-    for station in berth.stations:
-        fragment = fdg.fragments[station.fragment]
-        if fragment.group or host_of(fragment) is not None:
-            return False
-        sent = set(mirrors(fdg, fragment).values())
-        for carry in fragment.loop.carries:
-            kind = fdg.row_kinds.get(carry.inside, UNIFORM)
-            is_fixed = carry.next == carry.inside
-            if not is_fixed and carry.inside not in sent and kind.tag is not Tag.VARYING:
-                return False
-    return True
+def recovery_in(fdg: FDG, berth: Berth) -> Recovery | None:
+    """How a process is replaced: the same way for all of its workers, or not at all."""
+    ways = [recovery_of(fdg, fdg.fragments[station.fragment]) for station in berth.stations]
+    return ways[0] if len(set(ways)) == 1 else None
 
 
-class ExpendableCrew(RemoteCrew):
-    """The workers of a process that is replaced when it is lost."""
+class _Replaceable(RemoteCrew):
+    """The workers of a process that is replaced when it is lost, a few times."""
 
     def __init__(self, fleet: Fleet, berth: Berth, order: Order):
         super().__init__(fleet.process(berth), order)
@@ -50,6 +35,59 @@ class ExpendableCrew(RemoteCrew):
         self._fleet = fleet
         self._berth = berth
         self._order = order
+
+    def _replace(self, lost: WorkerLost) -> None:
+        """Starts another process, which is told how to begin."""
+        while True:
+            if self.replacements == MOST_REPLACEMENTS:
+                raise RunError(
+                    f"{lost}; it was replaced {self.replacements} times before"
+                ) from lost
+            time.sleep(BACK_OFF_SECONDS * self.replacements)
+            self.replacements += 1
+            try:
+                self._start_again(self._order.incarnation + 1)
+            except WorkerLost as again:
+                lost = again
+            else:
+                return
+
+    def _start_again(self, incarnation: int) -> None:
+        self._order = replace(self._order, incarnation=incarnation)
+        self.process = self._fleet.replace(self._berth, incarnation)
+
+
+class RestartingCrew(_Replaceable):
+    """Asynchronous workers. A new process begins with new episodes and the last parameters."""
+
+    _answers: Mapping[str, Payload] | None = None
+
+    def work(
+        self, index: int, answers: Mapping[str, Payload] | None
+    ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
+        if answers is not None:
+            self._answers = answers
+        while True:
+            try:
+                return super().work(index, answers)
+            except WorkerLost as lost:
+                self._replace(lost)
+                answers = self._answers
+
+    def _start_again(self, incarnation: int) -> None:
+        super()._start_again(incarnation)
+        self.process.call("order", self._order)
+
+
+class ExpendableCrew(_Replaceable):
+    """Workers in lockstep, which tell where they stand after every iteration.
+
+    A new process goes on from there. Environments on the host cannot: they begin new episodes.
+    """
+
+    def __init__(self, fleet: Fleet, berth: Berth, order: Order):
+        super().__init__(fleet, berth, order)
+        self._is_exact = recovery_in(fleet.fdg, berth) == "replay"
         self._last: Mark | None = None
         self._safe: Mark | None = None
         """the mark before, or where it all began: what a replacement begins with
@@ -76,7 +114,9 @@ class ExpendableCrew(RemoteCrew):
             try:
                 self.process.call("run", (begin, start + count - begin), on_mark=mark)
             except WorkerLost as lost:
-                begin = self._replace(lost)  # even if it had marked all: the next begins earlier
+                self._last = self._safe
+                self._replace(lost)  # even if it had marked all: the next begins earlier
+                begin = 0 if self._last is None else self._last.iteration
             else:
                 return metrics
 
@@ -86,23 +126,10 @@ class ExpendableCrew(RemoteCrew):
             return self._last.state
         return {duty.part.fragment.name: duty.values for duty in self._order.duties}
 
-    def _replace(self, lost: WorkerLost) -> int:
-        """Starts another process; the iteration that it begins with."""
-        if self.replacements == MOST_REPLACEMENTS:
-            raise RunError(f"{lost}; it was replaced {self.replacements} times before") from lost
-        time.sleep(BACK_OFF_SECONDS * self.replacements)
-        self.replacements += 1
-        self._last = mark = self._safe
-        try:
-            self._start_again(mark)
-        except WorkerLost as again:
-            return self._replace(again)
-        return 0 if mark is None else mark.iteration
-
-    def _start_again(self, mark: Mark | None) -> None:
-        number = self._order.incarnation + 1
-        self.process = self._fleet.replace(self._berth, number)
-        self._order = self._next_order(number, mark)
+    def _start_again(self, incarnation: int) -> None:
+        super()._start_again(incarnation)
+        mark = self._last
+        self._order = self._next_order(mark)
         self.process.call("order", self._order)
         address = self._order.addresses[self._berth.name]
         counts = {} if mark is None else mark.counts
@@ -116,13 +143,12 @@ class ExpendableCrew(RemoteCrew):
             if lanes:
                 self._fleet.process(other).errand("move", (self._berth.name, address, lanes))
 
-    def _next_order(self, number: int, mark: Mark | None) -> Order:
+    def _next_order(self, mark: Mark | None) -> Order:
         duties = self._order.duties
-        if mark is not None:
+        if mark is not None and self._is_exact:
             duties = tuple(_updated(duty, mark) for duty in duties)
         return replace(
             self._order,
-            incarnation=number,
             addresses=self._fleet.addresses(),
             duties=duties,
             resume=None if mark is None else mark.counts,

@@ -14,7 +14,7 @@ from fragflow.remote.crews import RemoteCrew
 from fragflow.remote.fleet import Berth, Fleet
 from fragflow.remote.frames import arrays_of
 from fragflow.remote.orders import Duty, Order, thin_graph, thin_part
-from fragflow.remote.recovery import ExpendableCrew, is_expendable
+from fragflow.remote.recovery import ExpendableCrew, RestartingCrew, recovery_in
 from fragflow.remote.shipped import ship
 from fragflow.runtime.assembly import Assembly, devices_for
 from fragflow.runtime.asynchronous import AsyncRuntime
@@ -43,12 +43,16 @@ class InProcesses(LocalRuntime):
     @property
     def replacements(self) -> int:
         """Processes that were lost, and replaced."""
-        return sum(getattr(crew, "replacements", 0) for crew in self._crews)
+        return _replacements(self._crews)
 
     def close(self) -> None:
         self._channels.close()
         super().close()
         self._fleet.close()
+
+
+def _replacements(crews: Sequence[Any]) -> int:
+    return sum(getattr(crew, "replacements", 0) for crew in crews)
 
 
 class LaggedInProcesses(InProcesses, LaggedRuntime):
@@ -61,6 +65,11 @@ class AsyncInProcesses(AsyncRuntime):
     def __init__(self, fdg: FDG, *args: Any, fleet: Fleet, **settings: Any):
         self._fleet = fleet
         super().__init__(fdg, *args, **{**settings, "pools": None})
+
+    @property
+    def replacements(self) -> int:
+        """Processes that were lost, and replaced."""
+        return _replacements(self._hands)
 
     def _start(self, plan: Plan) -> list[Any]:
         del plan
@@ -86,8 +95,9 @@ def _start(
         fleet.process(berth).begin("order", order)
     for berth in fleet.berths:
         fleet.process(berth).finish()
+    replaceable = ExpendableCrew if fleet.fdg.server is None else RestartingCrew
     return [
-        ExpendableCrew(fleet, berth, order)
+        replaceable(fleet, berth, order)
         if berth.name in order.expendable
         else RemoteCrew(fleet.process(berth), order, fleet.partners(berth))
         for berth, order in zip(fleet.berths, orders, strict=True)
@@ -113,7 +123,7 @@ def _order(
         lanes=tuple(lane for lane in fleet.lanes() if berth.name in (lane.source, lane.target)),
         addresses=fleet.addresses(),
         timeout_seconds=timeout_seconds,
-        expendable=frozenset(b.name for b in fleet.berths if is_expendable(fdg, b)),
+        expendable=frozenset(b.name for b in fleet.berths if recovery_in(fdg, b)),
     )
 
 

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from fragflow._jax import hosts_compiled_into
 from fragflow.api.environment import teams_of
 from fragflow.api.host import Host, HostBatch, HostEnvironment, HostStep, has_compiled_step
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import EnvironmentFault, FragflowError
-from fragflow.graph.ir import FDG, Fragment, Op, is_host_call, walk
+from fragflow.graph.expendable import host_of
+from fragflow.graph.ir import FDG
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.runtime.ranges import Range
 
@@ -42,17 +42,6 @@ def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
         close_pools(pools)
         raise
     return pools
-
-
-def host_of(fragment: Fragment) -> Host | None:
-    """Whose environments a fragment steps, if they are on the host."""
-    for node in walk((fragment.loop,)):
-        if isinstance(node, Op) and is_host_call(node):
-            return node.eqn.params["host"]
-        if isinstance(node, Op):
-            for host in hosts_compiled_into(node.eqn):
-                return host
-    return None
 
 
 def as_placed(
