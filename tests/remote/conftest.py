@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from remote.ray_nodes import nodes, wide_nodes
 from remote.signals import children
+
+__all__ = ["nodes", "wide_nodes"]
 
 
 @pytest.fixture(autouse=True)

@@ -17,75 +17,17 @@ from fragflow.algorithms.a3c import A3C
 from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import ConfigError
-from fragflow.remote import contact
-from fragflow.remote.cluster import Cluster, Need
-from fragflow.remote.ray_access import read_token_again
+from fragflow.remote import contact, recovery
+from fragflow.remote.cluster import Cluster
 from fragflow.run import Silent
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
+from remote.ray_nodes import WARNINGS, Nodes
 from remote.training import COARSE, assert_same, train
 
-ray = pytest.importorskip("ray", reason="Ray is an extra")
-from ray.cluster_utils import Cluster as RayCluster  # noqa: E402
+pytest.importorskip("ray", reason="Ray is an extra")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:os.fork"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-SETTINGS = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-}
-
-
-class Nodes:
-    """A cluster of three nodes on this machine: two with room for workers, one for learners."""
-
-    def __init__(self, token: Path):
-        self.token = token
-        head = {"num_cpus": 0, "include_dashboard": False}
-        self._cluster: Any = RayCluster(initialize_head=True, head_node_args=head)
-        self.workers = [self.add("worker"), self.add("worker")]
-        self.learner = self.add("learner")
-
-    def add(self, kind: str) -> Any:
-        return self._cluster.add_node(num_cpus=2, resources={kind: 2})
-
-    def remove(self, node: Any) -> None:
-        self._cluster.remove_node(node, allow_graceful=False)
-
-    def shutdown(self) -> None:
-        self._cluster.shutdown()
-
-    @property
-    def here(self) -> Cluster:
-        return Cluster(
-            address=self._cluster.address,
-            token_file=str(self.token),
-            needs={
-                "environment": Need(resources={"worker": 1}),
-                "learner": Need(resources={"learner": 1}),
-            },
-        )
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    token = tmp_path_factory.mktemp("ray") / "token"
-    token.write_text(secrets.token_hex(32))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**SETTINGS, "RAY_AUTH_TOKEN_PATH": str(token)}.items():
-            patch.setenv(name, value)
-        read_token_again()
-        cluster = Nodes(token)
-        yield cluster
-        cluster.shutdown()
+pytestmark = WARNINGS
 
 
 @pytest.fixture(autouse=True)
@@ -190,14 +132,38 @@ def _command(process: int) -> bytes:
     return Path(f"/proc/{parent}/cmdline").read_bytes()
 
 
-def test_a_killed_worker_is_replaced(nodes: Nodes) -> None:
+class Killing(Silent):
+    """Kills a worker after some iterations, and again after some more."""
+
+    def __init__(self, part: str, at: Sequence[int]):
+        self._part = part
+        self._at = list(at)
+        self.times: list[float] = []
+
+    def rows(self, rows: Any) -> None:
+        if self._at and rows[-1].iteration >= self._at[0] and (found := workers(self._part)):
+            self._at.pop(0)
+            os.kill(found[0], signal.SIGKILL)
+            self.times.append(time.monotonic())
+
+
+def test_a_worker_that_is_killed_twice_is_replaced(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed: list[float] = []
+    replaced = recovery.ExpendableCrew._replace
+
+    def note(self: Any, lost: Any) -> None:
+        noticed.append(time.monotonic())
+        replaced(self, lost)
+
+    monkeypatch.setattr(recovery.ExpendableCrew, "_replace", note)
     undisturbed = train(Toy(), iterations=600)
-    kill = After(10, lambda: os.kill(workers("environment_actor_1")[0], signal.SIGKILL))
-    began = time.monotonic()
-    disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=kill)
-    assert time.monotonic() - began < 60
+    observer = Killing("environment_actor_1", at=(10, 200))
+    disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=observer)
     assert_same(undisturbed, disturbed)
-    assert disturbed.replacements == 1
+    assert disturbed.replacements == 2
+    assert all(b - a < 5 for a, b in zip(observer.times, noticed, strict=True))
 
 
 def test_a_stopped_worker_is_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,17 +50,26 @@ class WithAgents:
         return self.agents.action
 
 
-def agents_of(name: str, observations: Mapping[str, Space], actions: Mapping[str, Space]) -> Agents:
+def agents_of(
+    name: str,
+    observations: Mapping[str, Space],
+    actions: Mapping[str, Space],
+    apart: bool = False,
+) -> Agents:
     """What agents with these spaces have in common; a team is named like its agents.
 
     Agents of a team share a network, so they must see alike. What different teams see is stacked
-    in one array, so theirs must be vectors. All must act alike.
+    in one array, so theirs must be vectors. All must act alike. `apart`, each is its own team.
     """
+    if not isinstance(apart, bool):
+        raise ConfigError(f"apart is {apart!r}: expected true (every agent is a team) or false")
     if not observations:
         raise ConfigError(f"{name} has no agents")
     agents = list(observations)
     teams = [list(members) for _, members in itertools.groupby(agents, team_name)]
-    if len({team_name(team[0]) for team in teams}) < len(teams):
+    if apart:
+        teams = [[agent] for agent in agents]
+    elif len({team_name(team[0]) for team in teams}) < len(teams):
         teams = [agents]  # not in the order of teams, so that these cannot be told apart
     kinds = [
         same_space(name, "observations", {a: observations[a] for a in team}, " of one team")

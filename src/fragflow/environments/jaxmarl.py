@@ -47,8 +47,11 @@ class JaxmarlEnvironment(WithAgents):
         return jnp.stack(rows).astype(self.observation.dtype)
 
 
-def make(name: str, **arguments: Any) -> JaxmarlEnvironment:
-    """The JaxMARL environment `name`; `arguments` go to its constructor."""
+def make(name: str, *, apart: bool = False, **arguments: Any) -> JaxmarlEnvironment:
+    """The JaxMARL environment `name`; `arguments` go to its constructor.
+
+    `apart`, every agent is a team of its own.
+    """
     library = _library()
     if name not in library.registered_envs:
         hint = did_you_mean(name, library.registered_envs)
@@ -63,7 +66,7 @@ def make(name: str, **arguments: Any) -> JaxmarlEnvironment:
     return JaxmarlEnvironment(
         name,
         tuple(sorted(arguments.items())),
-        agents_of(name, seen, done),
+        agents_of(name, seen, done, apart),
         environment,
     )
 

@@ -132,8 +132,11 @@ class PettingzooBatch:
                 obs[k] = self._padded(seen[agent])
 
 
-def make(name: str, **arguments: Any) -> PettingzooEnvironment:
-    """The environment `name` of mpe2 or PettingZoo; `arguments` go to its `parallel_env`."""
+def make(name: str, *, apart: bool = False, **arguments: Any) -> PettingzooEnvironment:
+    """The environment `name` of mpe2 or PettingZoo; `arguments` go to its `parallel_env`.
+
+    `apart`, every agent is a team of its own.
+    """
     env = _make(name, arguments)
     agents = env.possible_agents
     seen = {a: space_of(name, "observations", env.observation_space(a)) for a in agents}
@@ -142,7 +145,7 @@ def make(name: str, **arguments: Any) -> PettingzooEnvironment:
     return PettingzooEnvironment(
         name,
         tuple(sorted(arguments.items())),
-        agents_of(name, seen, done),
+        agents_of(name, seen, done, apart),
     )
 
 
