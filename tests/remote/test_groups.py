@@ -53,6 +53,7 @@ def test_environments_on_the_host() -> None:
     assert sum(r.episodes for r in processes.rows) > 0
 
 
+@pytest.mark.slow
 def test_four_processes_learn_the_same_up_to_rounding() -> None:
     """Sums of four are made in another order."""
     threads, processes = (
@@ -65,7 +66,7 @@ def test_four_processes_learn_the_same_up_to_rounding() -> None:
     )
 
 
-@pytest.mark.parametrize("lost", ["learner_0", "learner_1"])
+@pytest.mark.parametrize("lost", ["learner_0", pytest.param("learner_1", marks=pytest.mark.slow)])
 def test_the_first_cause_is_named_when_a_member_is_lost(lost: str) -> None:
     """The others fail too: their collectives do."""
     observer = Signalling(f"/{lost}.", signal.SIGKILL)
@@ -74,6 +75,7 @@ def test_the_first_cause_is_named_when_a_member_is_lost(lost: str) -> None:
     assert error.value.exit_code == 3
 
 
+@pytest.mark.slow
 def test_a_stopped_member_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
     observer = Signalling("/learner_1.", signal.SIGSTOP)
