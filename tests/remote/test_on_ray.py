@@ -42,12 +42,13 @@ def nothing_left() -> Iterator[None]:
 
 
 def _directories() -> Sequence[Path]:
-    return [*Path("/dev/shm").glob("fragflow-*"), *Path("/tmp").glob("fragflow-ray-*")]
+    me = os.getpid()
+    return [*Path("/dev/shm").glob(f"fragflow-{me}-*"), *Path("/tmp").glob(f"fragflow-ray-{me}-*")]
 
 
 def workers(part: str = "") -> list[int]:
-    """Processes of actors whose names have this part."""
-    found = []
+    """Processes of this one's actors whose names have this part."""
+    found, ours = [], f"FRAGFLOW_COORDINATOR={os.getpid()}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "environ").read_bytes().split(b"\0")
@@ -55,7 +56,7 @@ def workers(part: str = "") -> list[int]:
         except OSError:
             continue
         names = [w.decode() for w in words if w.startswith(b"FRAGFLOW_WORKER=")]
-        if is_worker and any(part in name for name in names):
+        if is_worker and ours in words and any(part in name for name in names):
             found.append(int(entry.name))
     return found
 

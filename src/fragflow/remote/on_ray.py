@@ -26,8 +26,8 @@ from fragflow.remote.wire import Line
 
 WATCH_SECONDS = 0.2
 """how often Ray is asked whether an actor lives"""
-NAME = "FRAGFLOW_WORKER"
-"""the environment variable by which one sees who a process is"""
+NAME, COORDINATOR = "FRAGFLOW_WORKER", "FRAGFLOW_COORDINATOR"
+"""environment variables by which one sees who a process is, and whose"""
 PASSED_ON = ("JAX_", "XLA_", "NPROC", "FRAGFLOW_")
 """beginnings of environment variables that change what is computed"""
 
@@ -46,8 +46,8 @@ class RayLauncher(Launcher):
         self._group: Any = None
         self._bundles: dict[str, int] = {}
         self._leave: Callable[[], None] = lambda: None
-        self._run = f"fragflow-{secrets.token_hex(8)}"
-        self._own = Path(tempfile.mkdtemp(prefix="fragflow-ray-"))
+        self._run = f"fragflow-{os.getpid()}-{secrets.token_hex(8)}"
+        self._own = Path(tempfile.mkdtemp(prefix=f"fragflow-ray-{os.getpid()}-"))
         """for a cluster of our own"""
         employ(self._own)
 
@@ -97,12 +97,13 @@ class RayLauncher(Launcher):
             placement_group=self._group, placement_group_bundle_index=self._bundles[name]
         )
         passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
+        signs = {NAME: terms.label, COORDINATOR: str(os.getpid())}
         actor = self._ray.remote(Seat).options(
             num_cpus=need.pop("CPU"),
             num_gpus=need.pop("GPU"),
             resources=need,
             scheduling_strategy=strategy,
-            runtime_env={"env_vars": {**passed, **jax_settings(demand), NAME: terms.label}},
+            runtime_env={"env_vars": {**passed, **jax_settings(demand), **signs}},
             max_restarts=0,
         )
         return RemoteProcess(name, line, Actor(self._ray, actor.remote(), terms))
