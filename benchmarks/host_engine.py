@@ -1,4 +1,4 @@
-"""What `host_envs.py` runs of fragflow: PPO on the host, and its parts written by hand."""
+"""What benchmarks run of fragflow on the host: PPO, and its parts written by hand."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,11 +16,15 @@ from fragflow.environments import make_environment
 from fragflow.graph.cut import cut, traced
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
+from fragflow.remote.launcher import Launcher
 from fragflow.runtime.devices import compute_in_calling_thread
 
 
 class HostEngine:
-    """PPO under single-learner-coarse, built as `fragflow.run.run` builds it."""
+    """PPO under single-learner-coarse, built as `fragflow.run.run` builds it.
+
+    Its workers are threads, or processes of the launcher's.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class HostEngine:
         settings: Mapping[str, Any],
         workers: int = 1,
         implementations: Mapping[str, str] | None = None,
+        launcher: Callable[[], Launcher] | None = None,
     ):
         compute_in_calling_thread()
         self.ppo = PPO(rollout_length=rollout, **settings)
@@ -51,6 +56,7 @@ class HostEngine:
             run.Silent(),
             is_deterministic=False,
             asynchronous={},
+            launcher=launcher,
             implementations=implementations,
             stall_timeout_seconds=120.0,
         )
@@ -59,6 +65,9 @@ class HostEngine:
     def advance(self, iterations: int) -> None:
         self._ready.engine.run(self._done, iterations)
         self._done += iterations
+
+    def close(self) -> None:
+        self._ready.engine.close()
 
     def parts(self) -> dict[str, Callable[[], object]]:
         """One iteration's stepping, inference and learning, each by itself."""

@@ -62,7 +62,7 @@ class Worker:
             print(order, file=self._process.stdin, flush=True)
             self._answer("done")
 
-        return timed(once, self._process.pid)
+        return timed(once)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -98,19 +98,26 @@ def rival_python(folder: Path, requirements: Sequence[str]) -> str:
     return str(python)
 
 
-def timed(run: Callable[[], object], pid: int | None = None) -> Sample:
-    """Runs once; `pid` is the process that does the work, if it is not this one."""
-    pids = {os.getpid(), pid or os.getpid()}
+def timed(run: Callable[[], object]) -> Sample:
+    """Runs once; what this process and all that come from it compute is not others'."""
     before = os.getloadavg()[0]
-    busy, own = _busy_seconds(), _own_seconds(pids)
+    busy, own = _busy_seconds(), _own_seconds()
     began = time.perf_counter()
     run()
     seconds = time.perf_counter() - began
     others = None
     if busy is not None and own is not None:
-        others = ((_busy_seconds() or 0.0) - busy - (_own_seconds(pids) or 0.0) + own) / seconds
+        others = ((_busy_seconds() or 0.0) - busy - (_own_seconds() or 0.0) + own) / seconds
         others = max(0.0, round(others, 2))
     return Sample(seconds, before, os.getloadavg()[0], others)
+
+
+def busy_cores(seconds: float) -> float | None:
+    """Cores that this process and all that come from it keep busy during some seconds."""
+    before = _own_seconds()
+    time.sleep(seconds)
+    after = _own_seconds()
+    return None if before is None or after is None else (after - before) / seconds
 
 
 def interleaved(runs: Mapping[str, Callable[[], Sample]], repeats: int) -> dict[str, list[Sample]]:
@@ -209,13 +216,24 @@ def _busy_seconds() -> float | None:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def _own_seconds(pids: set[int]) -> float | None:
-    total = 0
-    for pid in pids:
+def _own_seconds() -> float | None:
+    """CPU time of this process, its children, theirs and so on, also of those that have ended."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+            fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:
-            return None
-        fields = text.rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / os.sysconf("SC_CLK_TCK")
+            continue  # it has ended
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        ticks[pid] = sum(map(int, fields[11:15]))
+
+    def is_own(pid: int) -> bool:
+        while pid not in (os.getpid(), 0):
+            pid = parents.get(pid, 0)
+        return pid != 0
+
+    if os.getpid() not in ticks:
+        return None
+    return sum(t for pid, t in ticks.items() if is_own(pid)) / os.sysconf("SC_CLK_TCK")

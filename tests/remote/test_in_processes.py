@@ -29,6 +29,29 @@ from remote.training import COARSE, assert_same, train
 from runtime.test_host import HostDrift
 
 
+DISPATCH = """
+import zmq
+from fragflow._jax_process import setting
+from fragflow.remote.process import serve
+
+class Deaf:
+    def say(self, *_):
+        raise zmq.Again
+
+serve(Deaf(), None, None, None, is_orphan=bool)
+print(setting("jax_cpu_enable_async_dispatch"))
+"""
+
+
+@pytest.mark.parametrize("value", ["True", "False"])
+def test_computes_in_the_calling_thread_where_the_coordinator_does(value: str) -> None:
+    """JAX reads other settings from the environment, but not this one."""
+    variables = {**os.environ, "JAX_CPU_ENABLE_ASYNC_DISPATCH": value}
+    words = [sys.executable, "-c", DISPATCH]
+    found = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=60)
+    assert found.stdout.strip() == value, found.stderr
+
+
 @pytest.mark.parametrize(
     ("policy", "workers"),
     [

@@ -38,6 +38,7 @@ from fragflow.remote.versions import versions
 from fragflow.remote.wire import BEAT_SECONDS, Line
 from fragflow.runtime.channels import Closed
 from fragflow.runtime.crew import Crew
+from fragflow.runtime.devices import compute_in_calling_thread
 from fragflow.runtime.hand import Hand
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of, on_host
@@ -238,6 +239,14 @@ def serve(
     line: Line, door: Door, address: Address, network: Network, is_orphan: Callable[[], bool]
 ) -> bool:
     """Listens until the coordinator says goodbye; False if it is gone without."""
+
+
+def serve(
+    line: Line, door: Door, address: Address, network: Network, is_orphan: Callable[[], bool]
+) -> bool:
+    """Listens until the coordinator says goodbye; False if it is gone without."""
+    if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "False":
+        compute_in_calling_thread()  # of its variables, JAX does not read this one
     worker = WorkerProcess(door, network)
     try:
         line.say("ready", (versions(), address))
