@@ -28,7 +28,6 @@ from remote.signals import Signalling, children
 from remote.training import COARSE, assert_same, train
 from runtime.test_host import HostDrift
 
-
 DISPATCH = """
 import zmq
 from fragflow._jax_process import setting

@@ -239,12 +239,6 @@ def serve(
     line: Line, door: Door, address: Address, network: Network, is_orphan: Callable[[], bool]
 ) -> bool:
     """Listens until the coordinator says goodbye; False if it is gone without."""
-
-
-def serve(
-    line: Line, door: Door, address: Address, network: Network, is_orphan: Callable[[], bool]
-) -> bool:
-    """Listens until the coordinator says goodbye; False if it is gone without."""
     if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "False":
         compute_in_calling_thread()  # of its variables, JAX does not read this one
     worker = WorkerProcess(door, network)
