@@ -108,7 +108,7 @@ class Watch(Silent):
     def __init__(self, goal: float, recent: int, seconds: float):
         self._goal, self._recent, self._seconds = goal, recent, seconds
         self._rows: list[Row] = []
-        self.curve: list[list[float]] = []
+        self.curve: list[list[float | None]] = []
         self.is_there = False
 
     def started(self, start: Start) -> None:
@@ -118,20 +118,20 @@ class Watch(Silent):
     def rows(self, rows: Sequence[Row]) -> None:
         self._rows += rows
         found, row = self._mean(), rows[-1]
-        self.curve.append([round(row.seconds, 2), row.env_steps, round(found, 1)])
-        self.is_there = self.is_there or found >= self._goal
+        self.curve.append([round(row.seconds, 2), row.env_steps, found])
+        self.is_there = self.is_there or (found is not None and found >= self._goal)
 
     def should_stop(self) -> bool:
         return self.is_there or bool(self._rows and self._rows[-1].seconds >= self._seconds)
 
-    def _mean(self) -> float:
+    def _mean(self) -> float | None:
         """Of the last iterations that make as many episodes as count."""
         count, total = 0, 0.0
         for row in reversed(self._rows):
             count, total = count + row.episodes, total + row.return_sum
             if count >= self._recent:
                 break
-        return total / count if count else float("nan")
+        return total / count if count else None
 
 
 if __name__ == "__main__":

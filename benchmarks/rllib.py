@@ -19,8 +19,8 @@ depend on them. RLlib's loss has no KL term, and its value loss is not clipped. 
 different is each library's own doing:
 
 - fragflow's critic counts in units of recent returns, RLlib's in rewards. There its loss would
-  drown the policy's, since their gradients are clipped together, so its weight is smaller, as in
-  RLlib's own examples;
+  drown the policy's, since their gradients are clipped together, so its weight is that
+  of RLlib's own example of CartPole-v1, 0.01, in both games;
 - fragflow makes minibatches of whole time steps, RLlib of shuffled samples, among which are a few
   artificial ones at the ends of fragments that its loss leaves out;
 - fragflow starts with orthogonal weights and a nearly uniform policy, and Adam's epsilon is 1e-5;

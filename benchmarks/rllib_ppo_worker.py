@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -91,12 +92,20 @@ def configured(options: argparse.Namespace) -> PPOConfig:
                 free_log_std=game["is_continuous"],
             )
         )
-        .reporting(
-            metrics_num_episodes_for_smoothing=game["recent"],
-            min_time_s_per_iteration=0,
-        )
+        .callbacks(on_episode_end=report_return if options.what == "learning" else None)
+        .reporting(min_time_s_per_iteration=0)
         .debugging(seed=options.seed, log_level="ERROR")
     )
+
+
+def report_return(*, episode: Any, env_runner: Any, metrics_logger: Any, **_: Any) -> None:
+    """Every return by itself: the mean that RLlib reports is of one iteration, by runner.
+
+    An episode is in pieces, one per rollout; the runner keeps those before the last.
+    """
+    pieces = [*env_runner._ongoing_episodes_for_metrics.get(episode.id_, ()), episode]
+    whole = sum(piece.get_return() for piece in pieces)
+    metrics_logger.log_value("every_return", whole, reduce="item_series")
 
 
 def speed(
@@ -123,13 +132,15 @@ def learning(algorithm: Any, options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     start_seconds = time.time() - options.began
     curve, steps = [], 0
+    recent: deque[float] = deque(maxlen=options.game["recent"])
     while True:
         result = algorithm.train()
         steps += steps_of(result)
-        found = float(result["env_runners"].get("episode_return_mean", "nan"))
+        recent += map(float, result["env_runners"].get("every_return", ()))
+        found = sum(recent) / len(recent) if recent else None
         seconds = time.perf_counter() - began
-        curve.append([round(seconds, 2), steps, round(found, 1)])
-        is_there = bool(found >= options.game["goal"])
+        curve.append([round(seconds, 2), steps, found])
+        is_there = found is not None and found >= options.game["goal"]
         if is_there or seconds >= options.seconds:
             return {"start_seconds": start_seconds, "is_there": is_there, "curve": curve}
 
