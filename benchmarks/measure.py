@@ -28,6 +28,8 @@ class Sample:
     load_after: float
     others: float | None
     """cores that other processes kept busy meanwhile; known on Linux only"""
+    cpu_seconds: float | None = None
+    """CPU time of the process that did the work, which others disturb less; known on Linux only"""
 
 
 def serve(runs: Mapping[str, Callable[[], object]], info: Mapping[str, Any]) -> None:
@@ -100,17 +102,19 @@ def rival_python(folder: Path, requirements: Sequence[str]) -> str:
 
 def timed(run: Callable[[], object], pid: int | None = None) -> Sample:
     """Runs once; `pid` is the process that does the work, if it is not this one."""
-    pids = {os.getpid(), pid or os.getpid()}
+    worker = pid or os.getpid()
+    pids = {os.getpid(), worker}
     before = os.getloadavg()[0]
-    busy, own = _busy_seconds(), _own_seconds(pids)
+    busy, own, work = _busy_seconds(), _own_seconds(pids), _own_seconds({worker})
     began = time.perf_counter()
     run()
     seconds = time.perf_counter() - began
-    others = None
-    if busy is not None and own is not None:
+    others = cpu_seconds = None
+    if busy is not None and own is not None and work is not None:
         others = ((_busy_seconds() or 0.0) - busy - (_own_seconds(pids) or 0.0) + own) / seconds
         others = max(0.0, round(others, 2))
-    return Sample(seconds, before, os.getloadavg()[0], others)
+        cpu_seconds = round((_own_seconds({worker}) or 0.0) - work, 2)
+    return Sample(seconds, before, os.getloadavg()[0], others, cpu_seconds)
 
 
 def interleaved(runs: Mapping[str, Callable[[], Sample]], repeats: int) -> dict[str, list[Sample]]:
@@ -187,7 +191,10 @@ def machine() -> dict[str, Any]:
 def write(path: Path | None, results: Mapping[str, Any]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        # Whatever happens meanwhile, the file is the old one or the new one.
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        new.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        new.replace(path)
 
 
 def _cpu() -> str:
