@@ -42,7 +42,7 @@ COMMON = {
     "anneal": True,
 }
 OURS: dict[str, dict[str, Any]] = {
-    "mappo": COMMON | {"learning_rate": 2e-3, "units": 128, "hidden": (128,)},
+    "mappo": COMMON | {"learning_rate": 2e-3, "before": (128,), "units": 128, "hidden": (128,)},
     "ippo": COMMON | {"learning_rate": 2.5e-4, "hidden": (64, 64)},
 }
 ENVS = {"mappo": 128, "ippo": 16}
@@ -58,6 +58,7 @@ THEIR_NAMES = {
     "value_coef": "VF_COEF",
     "max_grad_norm": "MAX_GRAD_NORM",
     "anneal": "ANNEAL_LR",
+    "before": "FC_DIM_SIZE",
     "units": "GRU_HIDDEN_DIM",
 }
 SCRIPTS = {
@@ -171,7 +172,7 @@ def _check_equal(config: dict[str, Any], algorithm: str) -> None:
     ours = {THEIR_NAMES[k]: v for k, v in OURS[algorithm].items() if k in THEIR_NAMES}
     ours |= {"NUM_ENVS": ENVS[algorithm], "ENV_NAME": GAME}
     for name, value in ours.items():
-        if config[name] != value:
+        if config[name] not in (value if isinstance(value, tuple) else [value]):
             raise SystemExit(f"JaxMARL's file has {name} = {config[name]}, fragflow's side {value}")
 
 
