@@ -55,7 +55,8 @@ class Point:
         once = timed(lambda: self.driver.advance(1)).seconds
         count = max(1, round(seconds / once))
         sample = timed(lambda: self.driver.advance(count))
-        self.samples.append(measure.Sample(**{**vars(sample), "seconds": sample.seconds / count}))
+        shares = {"seconds": sample.seconds / count, "cpu_seconds": None}
+        self.samples.append(measure.Sample(**{**vars(sample), **shares}))
 
     @property
     def microseconds(self) -> float:

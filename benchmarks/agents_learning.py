@@ -15,7 +15,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ COMMON = {
     "anneal": True,
 }
 OURS: dict[str, dict[str, Any]] = {
-    "mappo": COMMON | {"learning_rate": 2e-3, "units": 128, "hidden": (128,)},
+    "mappo": COMMON | {"learning_rate": 2e-3, "before": (128,), "units": 128, "hidden": (128,)},
     "ippo": COMMON | {"learning_rate": 2.5e-4, "hidden": (64, 64)},
 }
 ENVS = {"mappo": 128, "ippo": 16}
@@ -58,6 +58,7 @@ THEIR_NAMES = {
     "value_coef": "VF_COEF",
     "max_grad_norm": "MAX_GRAD_NORM",
     "anneal": "ANNEAL_LR",
+    "before": "FC_DIM_SIZE",
     "units": "GRU_HIDDEN_DIM",
 }
 SCRIPTS = {
@@ -73,20 +74,36 @@ def main() -> None:
     if options.worker:
         _work(options)
         return
+    for side in options.only:
+        for run in _trained(side, options):
+            _add(side, run, options)
+    results = _results(options)
+    _report(results[options.algorithm], options)
+    measure.write(options.json, results)
+
+
+def _results(options: argparse.Namespace) -> dict[str, Any]:
+    """What the file has, and room for this algorithm's runs."""
     results: dict[str, Any] = {"game": GAME}
     if options.json and options.json.exists():
         results |= json.loads(options.json.read_text(encoding="utf-8"))
-    earlier = results.get(options.algorithm, {})
-    results[options.algorithm] = {
+    setup = {
         "total_steps": options.total_steps,
         "num_envs": ENVS[options.algorithm],
-        "settings": OURS[options.algorithm],
-        **{side: earlier[side] for side in SIDES if side in earlier},
+        "settings": json.loads(json.dumps(OURS[options.algorithm])),
     }
-    for side in options.only:
-        results[options.algorithm][side] = _trained(side, options)
-        measure.write(options.json, results)
-    _report(results[options.algorithm], options)
+    earlier = results.setdefault(options.algorithm, setup)
+    if any(earlier[name] != value for name, value in setup.items()):
+        raise SystemExit(f"{options.json} has runs with other settings: name another file")
+    return results
+
+
+def _add(side: str, run: dict[str, Any], options: argparse.Namespace) -> None:
+    """One run more in the file, at once: none is lost if a later one fails."""
+    results = _results(options)
+    runs = {old["seed"]: old for old in results[options.algorithm].get(side, [])}
+    runs[run["seed"]] = run
+    results[options.algorithm][side] = [runs[seed] for seed in sorted(runs)]
     measure.write(options.json, results)
 
 
@@ -113,8 +130,9 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _trained(side: str, options: argparse.Namespace) -> dict[str, Any]:
+def _trained(side: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every seed's curve on one side."""
+    _results(options)
     with tempfile.TemporaryDirectory() as name:
         common = (
             *("--total-steps", options.total_steps, "--folder", name),
@@ -131,16 +149,15 @@ def _trained(side: str, options: argparse.Namespace) -> dict[str, Any]:
         else:
             words = ("--worker", "--algorithm", options.algorithm, *common)
             worker = Worker(HERE / "agents_learning.py", *words)
-        runs = []
+        about = {"machine": measure.machine(), "versions": worker.info["versions"]}
         for seed in options.seeds:
             sample = worker.run(str(seed))
             returns = json.loads((Path(name) / f"{side}-{seed}.json").read_text(encoding="utf-8"))
             curve = _curve(returns)
             final = statistics.mean(returns[-(len(returns) // 10) :])
-            runs.append({"seed": seed, "mean_return": final, "curve": curve, **asdict(sample)})
             print(f"  {side}, seed {seed}: {final:.2f} after {sample.seconds:,.0f} s", flush=True)
+            yield {"seed": seed, "mean_return": final, "curve": curve, **asdict(sample), **about}
         worker.close()
-    return {"machine": measure.machine(), "versions": worker.info["versions"], "runs": runs}
 
 
 def _curve(returns: Sequence[float]) -> list[float]:
@@ -155,27 +172,26 @@ def _check_equal(config: dict[str, Any], algorithm: str) -> None:
     ours = {THEIR_NAMES[k]: v for k, v in OURS[algorithm].items() if k in THEIR_NAMES}
     ours |= {"NUM_ENVS": ENVS[algorithm], "ENV_NAME": GAME}
     for name, value in ours.items():
-        if config[name] != value:
+        if config[name] not in (value if isinstance(value, tuple) else [value]):
             raise SystemExit(f"JaxMARL's file has {name} = {config[name]}, fragflow's side {value}")
 
 
 def _report(results: dict[str, Any], options: argparse.Namespace) -> None:
-    sides = {side: results[side]["runs"] for side in SIDES if side in results}
+    sides = {side: results[side] for side in SIDES if side in results}
+    seeds = sorted({run["seed"] for runs in sides.values() for run in runs})
     rows = []
     for side, runs in sides.items():
-        returns = [run["mean_return"] for run in runs]
-        summary = (statistics.mean(returns), min(returns), max(returns))
-        seconds = statistics.median(run["seconds"] for run in runs)
-        rows.append((side, *(f"{x:.2f}" for x in (*returns, *summary)), f"{seconds:,.0f}"))
-    seeds = max(len(runs) for runs in sides.values())
-    if any(len(runs) < seeds for runs in sides.values()):
-        raise SystemExit("the file has another number of seeds for the other side")
+        returns = {run["seed"]: run["mean_return"] for run in runs}
+        each = [f"{returns[seed]:.2f}" if seed in returns else "" for seed in seeds]
+        summary = (statistics.mean(returns.values()), min(returns.values()), max(returns.values()))
+        times = [_median(run[name] for run in runs) for name in ("seconds", "cpu_seconds")]
+        rows.append((side, *each, *(f"{x:.2f}" for x in summary), *times))
     title = (
         f"{options.algorithm}, {GAME}, {results['num_envs']} environments, "
         f"{results['total_steps']:,} steps: mean return in the last tenth"
     )
-    header = ("", *(f"run {k + 1}" for k in range(seeds)), "mean", "min", "max", "s per run")
-    print_table(title, header, rows)
+    spans = ("mean", "min", "max", "s per run", "CPU s")
+    print_table(title, ("", *(f"seed {seed}" for seed in seeds), *spans), rows)
     if len(sides) == 2:
         theirs = [run["mean_return"] for run in sides["jaxmarl"]]
         ours = statistics.mean(run["mean_return"] for run in sides["fragflow"])
@@ -183,6 +199,11 @@ def _report(results: dict[str, Any], options: argparse.Namespace) -> None:
         band = f"{min(theirs):.2f} to {max(theirs):.2f}"
         print(f"  fragflow's mean within JaxMARL's seeds ({band}) or above:", end=" ")
         print("met" if results["within_or_above"] else "MISSED")
+
+
+def _median(seconds: Iterable[float | None]) -> str:
+    known = [x for x in seconds if x is not None]
+    return f"{statistics.median(known):,.0f}" if known else ""
 
 
 def _work(options: argparse.Namespace) -> None:

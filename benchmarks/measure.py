@@ -28,6 +28,8 @@ class Sample:
     load_after: float
     others: float | None
     """cores that other processes kept busy meanwhile; known on Linux only"""
+    cpu_seconds: float | None = None
+    """CPU time of the process that did the work, which others disturb less; known on Linux only"""
 
 
 def serve(runs: Mapping[str, Callable[[], object]], info: Mapping[str, Any]) -> None:
@@ -105,11 +107,12 @@ def timed(run: Callable[[], object]) -> Sample:
     began = time.perf_counter()
     run()
     seconds = time.perf_counter() - began
-    others = None
+    others = cpu_seconds = None
     if busy is not None and own is not None:
-        others = ((_busy_seconds() or 0.0) - busy - (_own_seconds() or 0.0) + own) / seconds
+        cpu_seconds = round((_own_seconds() or 0.0) - own, 2)
+        others = ((_busy_seconds() or 0.0) - busy - cpu_seconds) / seconds
         others = max(0.0, round(others, 2))
-    return Sample(seconds, before, os.getloadavg()[0], others)
+    return Sample(seconds, before, os.getloadavg()[0], others, cpu_seconds)
 
 
 def busy_cores(seconds: float) -> float | None:
@@ -194,7 +197,10 @@ def machine() -> dict[str, Any]:
 def write(path: Path | None, results: Mapping[str, Any]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        # Whatever happens meanwhile, the file is the old one or the new one.
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        new.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        new.replace(path)
 
 
 def _cpu() -> str:

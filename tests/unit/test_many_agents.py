@@ -171,9 +171,10 @@ def test_a_time_limit_is_an_end_unless_asked_otherwise(kind: Any, past_limits: b
         rollout = mappo.Rollout(seen, cut[..., 0], *fields[1:])
         rollout, values = jax.tree.map(lambda x: x[None], (rollout, values))
         scale = ops.ValueScale.of_nothing()
-        batch, _ = algorithm.advantages(rollout, seen[None], values, scale, slice(None))
-        target = batch.target[0, -1]
-    np.testing.assert_allclose(target, 9.9 if past_limits else 0.0)
+        others = (seen[None], values, scale, slice(None), jnp.int32(0))
+        batch, scale = algorithm.advantages(rollout, *others)
+        target = scale.restored(batch.target)[0, -1]
+    np.testing.assert_allclose(target, 9.9 if past_limits else 0.0, rtol=1e-6)
 
 
 def test_a_joint_observation_starts_with_ones_own() -> None:
@@ -183,6 +184,19 @@ def test_a_joint_observation_starts_with_ones_own() -> None:
     np.testing.assert_array_equal(joint[0, 0], [0, 1, 2, 3, 4, 5])
     np.testing.assert_array_equal(joint[0, 1], [2, 3, 4, 5, 0, 1])
     np.testing.assert_array_equal(joint[1, 2], [10, 11, 6, 7, 8, 9])
+
+
+def test_targets_are_in_the_scale_that_the_critic_is_read_with_next() -> None:
+    algorithm = MAPPO(rollout_length=2, chunk_length=2, minibatches=1)
+    key, zeros, never = jax.random.key(0), jnp.zeros((1, 2, 4, 3)), jnp.zeros((1, 2, 4, 3), bool)
+    seen = jnp.zeros((1, 2, 4, 3, 5))
+    reward = 50.0 + 7.0 * jax.random.normal(key, zeros.shape)
+    ends = (jnp.ones_like(never), never, None)
+    rollout = mappo.Rollout(seen, never[..., 0], zeros, zeros, seen, reward, *ends)
+    first = (seen, (zeros, zeros), ops.ValueScale.of_nothing(), slice(None), jnp.int32(0))
+    batch, scale = algorithm.advantages(rollout, *first)
+    np.testing.assert_allclose(scale.restored(batch.target), reward, rtol=1e-5)
+    np.testing.assert_allclose([jnp.mean(batch.target), jnp.std(batch.target)], [0, 1], atol=1e-3)
 
 
 def test_a_value_scale_counts_in_standard_deviations() -> None:

@@ -134,6 +134,10 @@ class MAPPO(ff.Algorithm):
     """numbers that actor and critic each remember; 0 for networks without memory"""
     hidden: tuple[int, ...] = (64, 64)
     """sizes of the hidden layers, which follow the memory if there is one"""
+    before: tuple[int, ...] = (64,)
+    """sizes of the layers between what is seen and the memory"""
+    rectified: bool = True
+    """whether layers are rectified; else they are tanh layers"""
 
     def __post_init__(self) -> None:
         ff.check_settings(
@@ -142,7 +146,7 @@ class MAPPO(ff.Algorithm):
             above_0=("learning_rate", "clip", "max_grad_norm"),
             from_0=("entropy_coef", "value_coef", "units"),
             from_0_to_1=("gamma", "gae_lambda", "return_memory"),
-            sizes=("hidden",),
+            sizes=("hidden", "before"),
         )
         if self.rollout_length % self.chunk_length or self._chunks % self.minibatches:
             raise ConfigError(
@@ -199,8 +203,8 @@ class MAPPO(ff.Algorithm):
             learner = Learner(ops.per_team(networks)[k], state.optimiser[k])
             team = Team(learner, state.scale[k], state.critic_memory[k])
             key = jax.random.fold_in(shuffle_key, k)
-            ours = memories[:, :, members]
-            team, info = self.learn((k, members), team, rollout, ours, key, clock)
+            before = memories[:, :, members]
+            team, info = self.learn((k, members), team, rollout, before, key, clock)
             learned.append(team)
             metrics |= {name if k == 0 else f"team{k}_{name}": x for name, x in info.items()}
         learners, scales, critic_memories = zip(*learned, strict=True)
@@ -220,14 +224,14 @@ class MAPPO(ff.Algorithm):
     ) -> tuple[Team, ff.Metrics]:
         """Recurrent PPO for one team, whose critic sees what all agents see."""
         k, members = which
-        parts: Any = (self.value, self.advantages, self.gradient, self.update, self.track)
-        value, advantages, gradient, update, track = (
+        parts: Any = (self.value, self.advantages, self.gradient, self.update)
+        value, advantages, gradient, update = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
         seen = (rollout.obs, rollout.next_obs, rollout.first)
         values, critic_memories = value(team.learner.params["critic"], team.memory, *seen, members)
         ours = ops.members(rollout._replace(first=None), members, 3)._replace(first=rollout.first)
-        batch, returns = advantages(ours, rollout.obs, values, team.scale, members)
+        batch, scale = advantages(ours, rollout.obs, values, team.scale, members, clock.iteration)
         before = Memories(memories, critic_memories[:-1])
 
         def minibatch(learner: Learner, chunks: jax.Array) -> tuple[Learner, Any]:
@@ -238,7 +242,6 @@ class MAPPO(ff.Algorithm):
         chunks = ops.time_minibatches(key, self._chunks, self.epochs, self.minibatches)
         learner, (info, norm) = lax.scan(minibatch, team.learner, chunks)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
-        scale = track(team.scale, returns, clock.iteration)
         return Team(learner, scale, critic_memories[-1]), metrics
 
     @ff.component("actor")
@@ -296,25 +299,25 @@ class MAPPO(ff.Algorithm):
         values: Any,
         scale: ops.ValueScale,
         members: slice,
+        iteration: jax.Array,
     ) -> tuple[Batch, ops.ValueScale]:
-        """What is learnt from, and the moments of returns."""
-
-        def in_time(x: jax.Array) -> jax.Array:
-            return x.reshape(self.rollout_length, *x.shape[2:])
-
+        """What is learnt from, and the scale of its targets, in which the critic counts then."""
         now, later = (scale.restored(value) for value in values)
         done = rollout.terminated | rollout.truncated
         advantage = ops.gae(
-            reward=in_time(rollout.reward),
-            value=in_time(now),
-            next_value=in_time(later),
-            terminated=in_time(rollout.terminated if self.past_limits else done),
-            done=in_time(done),
+            reward=ops.merged(rollout.reward, 0, 2),
+            value=ops.merged(now, 0, 2),
+            next_value=ops.merged(later, 0, 2),
+            terminated=ops.merged(rollout.terminated if self.past_limits else done, 0, 2),
+            done=ops.merged(done, 0, 2),
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         ).reshape(now.shape)
         target = advantage + now
         weight = jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype)
+        # Running averages, which at first are the plain means of all iterations so far.
+        newest = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
+        scale = scale.moved(ops.ValueScale(*ops.moments(target, weight)), newest)
         batch = Batch(
             rollout.obs,
             ops.joint_observations(all_obs, members),
@@ -325,13 +328,7 @@ class MAPPO(ff.Algorithm):
             scale.normalised(target),
             weight,
         )
-        return batch, ops.ValueScale(*ops.moments(target, weight))
-
-    def track(
-        self, scale: ops.ValueScale, seen: ops.ValueScale, iteration: jax.Array
-    ) -> ops.ValueScale:
-        """The running averages, which at first are the plain means of all iterations so far."""
-        return scale.moved(seen, jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory))
+        return batch, scale
 
     def gradient(
         self, params: Any, batch: Batch, memories: Memories, chunks: jax.Array
@@ -340,15 +337,17 @@ class MAPPO(ff.Algorithm):
         chosen = jax.tree.map(
             lambda x: x.at[chunks].get(mode="promise_in_bounds"), (batch, memories)
         )
-        batch = jax.tree.map(ops.chunks_as_batch, chosen[0])
-        memories = jax.tree.map(lambda m: m.reshape(-1, *m.shape[2:]), chosen[1])
+        # One axis of chunks, environments and agents: XLA differentiates products of more slower.
+        batch = jax.tree.map(lambda x: ops.chunks_as_batch(ops.merged(x, 2, 2)), chosen[0])
+        memories = jax.tree.map(lambda m: ops.merged(m, 0, 3), chosen[1])
         return jax.grad(self._loss, has_aux=True)(params, batch, memories)
 
     def _loss(self, params: Any, batch: Batch, memories: Memories) -> tuple[jax.Array, ff.Metrics]:
-        """Over `[L, B, A, ...]`."""
+        """Over sequences `[L, B, ...]`."""
         actor, critic, network = params["actor"], params["critic"], self._network
         seen = network.observe_all(actor, memories.actor, batch.first, batch.obs)
         all_seen = network.observe_all(critic, memories.critic, batch.first, batch.joint)
+        batch, seen, all_seen = jax.tree.map(lambda x: ops.merged(x, 0, 2), (batch, seen, all_seen))
         return ops.ppo_loss(
             network.policy(actor, seen),
             network.value(critic, all_seen),
@@ -395,6 +394,6 @@ class MAPPO(ff.Algorithm):
 
     @property
     def _network(self) -> ops.GRUActorCritic | ops.LastSeen:
-        return (
-            ops.GRUActorCritic(self.units, self.hidden) if self.units else ops.LastSeen(self.hidden)
-        )
+        if self.units:
+            return ops.GRUActorCritic(self.units, self.hidden, self.before, self.rectified)
+        return ops.LastSeen(self.hidden, self.rectified)

@@ -16,6 +16,7 @@ from fragflow.ops.losses import clipped_value_loss as clipped_value_loss
 from fragflow.ops.losses import value_loss as value_loss
 from fragflow.ops.minibatches import chunks_as_batch as chunks_as_batch
 from fragflow.ops.minibatches import map_blocks as map_blocks
+from fragflow.ops.minibatches import merged as merged
 from fragflow.ops.minibatches import time_minibatches as time_minibatches
 from fragflow.ops.n_step import Steps as Steps
 from fragflow.ops.n_step import Transition as Transition

@@ -31,6 +31,11 @@ def chunks_as_batch(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
 
 
+def merged(x: jax.Array, axis: int, count: int) -> jax.Array:
+    """`x` with `count` axes, from `axis` on, as one."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + count :])
+
+
 def map_blocks(function: Callable[[Tree], Result], rows: Tree, num_envs: int) -> Result:
     """`function` of one block of rows after the other, its results stacked.
 

@@ -42,13 +42,15 @@ class ActorCriticNetwork(Protocol):
 
 @dataclass(frozen=True)
 class MLPActorCritic:
-    """Two separate towers of tanh layers, behind convolutions where observations are images.
+    """Two separate towers of layers, behind convolutions where observations are images.
 
     Orthogonal weights, a policy that starts almost uniform, a standard deviation that does not
     depend on the observation (Andrychowicz et al. 2021; Huang et al. 2022).
     """
 
     hidden: tuple[int, ...] = (64, 64)
+    rectified: bool = False
+    """whether layers are rectified; else they are tanh layers"""
 
     def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
         actor_key, critic_key = jax.random.split(key)
@@ -61,7 +63,7 @@ class MLPActorCritic:
         return {"actor": actor, "critic": init_tower(critic_key, observation, self.hidden, 1, 1.0)}
 
     def policy(self, actor: Params, obs: jax.Array) -> Distribution:
-        output = apply_tower(actor, obs)
+        output = apply_tower(actor, obs, activation(self.rectified))
         if "choices" in actor:
             parts, start = [], 0
             for bias in actor["choices"]:
@@ -71,7 +73,11 @@ class MLPActorCritic:
         return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
 
     def value(self, critic: Params, obs: jax.Array) -> jax.Array:
-        return apply_tower(critic, obs)[..., 0]
+        return apply_tower(critic, obs, activation(self.rectified))[..., 0]
+
+
+def activation(rectified: bool) -> Callable[[jax.Array], jax.Array]:
+    return jax.nn.relu if rectified else jnp.tanh
 
 
 def init_tower(

@@ -10,18 +10,22 @@ from jax import lax
 from fragflow.api.spaces import Box, Discrete, Space
 from fragflow.ops.distributions import Distribution
 from fragflow.ops.images import convolution_init, convolve, is_image
-from fragflow.ops.networks import MLPActorCritic, Params
+from fragflow.ops.networks import MLPActorCritic, Params, activation, apply_tower, init_tower
 
 
 @dataclass(frozen=True)
 class GRUActorCritic:
-    """Actor and critic with a memory each, and layers that read it.
+    """Actor and critic with a memory each, layers before it, and layers that read it.
 
     A memory is `[..., units]`. It starts as zeros, and `observe` brings it up to date.
     """
 
     units: int = 64
     hidden: tuple[int, ...] = (64,)
+    before: tuple[int, ...] = ()
+    """sizes of the layers between what is seen and the memory"""
+    rectified: bool = False
+    """whether layers are rectified; else they are tanh layers"""
 
     def init(
         self, key: jax.Array, observation: Space, action: Space, critic_sees: Space | None = None
@@ -31,9 +35,16 @@ class GRUActorCritic:
         readers = self._readers.init(readers_key, Box(shape=(self.units,)), action)
         seen = (observation, critic_sees or observation)
         return {
-            part: {"gru": init_gru(part_key, space, self.units), "reader": readers[part]}
+            part: self._init_part(part_key, space) | {"reader": readers[part]}
             for part, part_key, space in zip(("actor", "critic"), keys, seen, strict=True)
         }
+
+    def _init_part(self, key: jax.Array, space: Space) -> Params:
+        if not self.before:
+            return {"gru": init_gru(key, space, self.units)}
+        tower_key, gru_key = jax.random.split(key)
+        tower = init_tower(tower_key, space, self.before[:-1], self.before[-1], math.sqrt(2.0))
+        return {"before": tower, "gru": init_gru(gru_key, Box(shape=self.before[-1:]), self.units)}
 
     def memory_size(self, _: Space) -> int:
         """How many numbers are remembered."""
@@ -41,7 +52,7 @@ class GRUActorCritic:
 
     def observe(self, part: Params, memory: jax.Array, obs: jax.Array) -> jax.Array:
         """The memory of the actor or the critic after `obs`; any number of batch axes."""
-        return gru(part["gru"], memory, gates_of(part["gru"], obs))
+        return gru(part["gru"], memory, self._gates(part, obs))
 
     def observe_all(
         self, part: Params, memory: jax.Array, first: jax.Array, obs: jax.Array
@@ -58,7 +69,10 @@ class GRUActorCritic:
             return memory, memory
 
         # What observations contribute does not depend on memory: all steps at once are faster.
-        return lax.scan(step, memory, (first, gates_of(part["gru"], obs)))[1]
+        # As one batch axis they are faster still to differentiate.
+        gates = self._gates(part, obs.reshape(-1, *obs.shape[2:]))
+        gates = gates.reshape(obs.shape[0], *memory.shape[:-1], -1)
+        return lax.scan(step, memory, (first, gates))[1]
 
     def policy(self, actor: Params, memory: jax.Array) -> Distribution:
         """The distribution of actions, given the memory after the observation."""
@@ -68,9 +82,15 @@ class GRUActorCritic:
         """The expected return, given the memory after the observation."""
         return self._readers.value(critic["reader"], memory)
 
+    def _gates(self, part: Params, obs: jax.Array) -> jax.Array:
+        if "before" in part:
+            rise = activation(self.rectified)
+            obs = rise(apply_tower(part["before"], obs, rise))
+        return gates_of(part["gru"], obs)
+
     @property
     def _readers(self) -> MLPActorCritic:
-        return MLPActorCritic(self.hidden)
+        return MLPActorCritic(self.hidden, self.rectified)
 
 
 @dataclass(frozen=True)
@@ -81,12 +101,13 @@ class LastSeen:
     """
 
     hidden: tuple[int, ...] = (64, 64)
+    rectified: bool = False
 
     def init(
         self, key: jax.Array, observation: Space, action: Space, critic_sees: Space | None = None
     ) -> Params:
         actor_key, critic_key = jax.random.split(key)
-        network = MLPActorCritic(self.hidden)
+        network = self._network
         return {
             "actor": network.init(actor_key, observation, action)["actor"],
             "critic": network.init(critic_key, critic_sees or observation, action)["critic"],
@@ -106,10 +127,14 @@ class LastSeen:
         return obs.reshape(obs.shape[0], *memory.shape).astype(memory.dtype)
 
     def policy(self, actor: Params, memory: jax.Array) -> Distribution:
-        return MLPActorCritic(self.hidden).policy(actor, memory)
+        return self._network.policy(actor, memory)
 
     def value(self, critic: Params, memory: jax.Array) -> jax.Array:
-        return MLPActorCritic(self.hidden).value(critic, memory)
+        return self._network.value(critic, memory)
+
+    @property
+    def _network(self) -> MLPActorCritic:
+        return MLPActorCritic(self.hidden, self.rectified)
 
 
 def forget(memory: jax.Array, first: jax.Array) -> jax.Array:
