@@ -22,8 +22,10 @@ BACK_OFF_SECONDS = 1.0
 
 def recovery_in(fdg: FDG, berth: Berth) -> Recovery | None:
     """How a process is replaced: the same way for all of its workers, or not at all."""
-    ways = [recovery_of(fdg, fdg.fragments[station.fragment]) for station in berth.stations]
-    return ways[0] if len(set(ways)) == 1 else None
+    ways: set[Recovery | None] = {
+        recovery_of(fdg, fdg.fragments[station.fragment]) for station in berth.stations
+    }
+    return ways.pop() if len(ways) == 1 else None
 
 
 class _Replaceable(RemoteCrew):
