@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
-from jax._src.lib import _jax as jaxlib
+from jax._src.lib import _jax as jaxlib  # pyright: ignore[reportPrivateImportUsage]
 
 
 def has_started() -> bool:
