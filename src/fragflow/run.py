@@ -15,6 +15,7 @@ from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import Traced, cut, traced
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG
 from fragflow.graph.split import Options
 from fragflow.graph.trace import (
@@ -265,7 +266,7 @@ def _prepare_local(
     implementations: Mapping[str, str] | None,
     stall_timeout_seconds: float,
 ) -> _Ready:
-    trace = source.at(source.num_envs)
+    trace = source.at(source.extent)
     steps = env_steps_per_iteration(trace, experiment.num_envs)
     _refuse_no_steps(experiment, steps)
     iterations = iterations_for(experiment.total_steps, steps)
@@ -352,7 +353,7 @@ def _first_state(
     """The leaves of the first state."""
     arguments = (sources["run_key"], sources["env_ids"])
     if pools:
-        init = source.init_at(experiment.num_envs)
+        init = source.init_at(Extent(experiment.num_envs))
         return evaluate_with_host(init, arguments, answer_by(pools))
     init = init_function(experiment.algorithm, experiment.environment, experiment.num_envs)
     return jax.tree.leaves(jax.jit(init)(*arguments))

@@ -167,7 +167,7 @@ class IPPO(ff.Algorithm):
                 ops.members(rollout, members, 2),
                 jax.random.fold_in(shuffle_key, k),
                 clock,
-                env.total * env.teams[k],
+                env.total * env.total_teams[k],
             )
             learned.append(team)
             metrics |= {name if k == 0 else f"team{k}_{name}": x for name, x in info.items()}

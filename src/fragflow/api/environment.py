@@ -54,6 +54,11 @@ def teams_of(environment: Any) -> tuple[int, ...]:
     return getattr(environment, "teams", None) or (num_agents_of(environment) or 1,)
 
 
+def total_teams_of(environment: Any) -> tuple[int, ...]:
+    """The same where only some of the agents are here: how many there are in all."""
+    return getattr(environment, "total_teams", None) or teams_of(environment)
+
+
 class Timestep(NamedTuple):
     """A batch of environments after one step; the environment axis comes first, then agents'."""
 

@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from fragflow.api.component import component
-from fragflow.api.environment import Environment, Timestep, num_agents_of, teams_of
+from fragflow.api.environment import (
+    Environment,
+    Timestep,
+    num_agents_of,
+    teams_of,
+    total_teams_of,
+)
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.spaces import Space
 from fragflow.errors import ConfigError
@@ -73,13 +79,21 @@ class Environments:
 
     @property
     def num_agents(self) -> int | None:
-        """Agents in each environment; None for one without an axis of its own."""
+        """Agents of each environment that are here; None for one without an axis of its own.
+
+        For shapes only.
+        """
         return num_agents_of(self._spaces)
 
     @property
     def teams(self) -> tuple[int, ...]:
-        """Agents in each team; agents are in the order of teams."""
+        """Agents of each team that are here; agents are in the order of teams. For shapes only."""
         return teams_of(self._spaces)
+
+    @property
+    def total_teams(self) -> tuple[int, ...]:
+        """Agents in each team, wherever they are."""
+        return total_teams_of(self._spaces)
 
     @property
     def observation(self) -> Space:

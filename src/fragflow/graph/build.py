@@ -20,13 +20,14 @@ from fragflow._jax import (
     source_line,
 )
 from fragflow.errors import GraphError, TraceError
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Carry, Constant, Loop, Node, Op, Program, Slice, Stack, Value
 from fragflow.graph.trace import ITERATION, SOURCES, Trace, components_of
 
 
 def build(
     traces: Sequence[Trace],
-    total: int,
+    whole: Extent,
     fragment_of: Callable[[str], str],
     *,
     open_all: bool = False,
@@ -36,14 +37,14 @@ def build(
     With `open_all`, everything is opened down to components.
     """
     first = traces[0]
-    builder = _Builder({t.num_envs: {} for t in traces}, fragment_of, open_all)
-    jaxprs = {t.num_envs: t.closed.jaxpr for t in traces}
+    builder = _Builder({t.extent: {} for t in traces}, fragment_of, open_all)
+    jaxprs = {t.extent: t.closed.jaxpr for t in traces}
     count = len(first.state_labels)
     inside = [f"state:{label}" for label in first.state_labels]
     names = [*inside, ITERATION, *SOURCES]
     for n, jaxpr in jaxprs.items():
         builder.bind(n, jaxpr.invars, names)
-        builder.bind_consts(n, {t.num_envs: t.closed for t in traces}, "const")
+        builder.bind_consts(n, {t.extent: t.closed for t in traces}, "const")
     body = builder.block(jaxprs, "", [t.closed.jaxpr.eqns for t in traces])
     outputs = builder.references(jaxprs, {n: j.outvars for n, j in jaxprs.items()}, "out", body)
     carries = tuple(
@@ -71,7 +72,7 @@ def build(
         constants=tuple(builder.constants),
         sources={name: name for name in SOURCES},
         avals=builder.avals,
-        num_envs=total,
+        extent=whole,
         labels=labels,
     )
 
@@ -81,7 +82,7 @@ class _Builder:
 
     def __init__(
         self,
-        avals: dict[int, dict[Value, Any]],
+        avals: dict[Extent, dict[Value, Any]],
         fragment_of: Callable[[str], str],
         open_all: bool,
     ):
@@ -92,14 +93,14 @@ class _Builder:
         self._component: frozenset[str] = frozenset()
         """the component around a call of the host, which is opened"""
         # Cached jaxprs share Var objects between calls, so scopes are stacked, never merged.
-        self._names: dict[int, dict[Any, Value]] = {n: {} for n in avals}
+        self._names: dict[Extent, dict[Any, Value]] = {n: {} for n in avals}
 
-    def bind(self, n: int, variables: Sequence[Any], names: Sequence[Value]) -> None:
+    def bind(self, n: Extent, variables: Sequence[Any], names: Sequence[Value]) -> None:
         for variable, name in zip(variables, names, strict=True):
             self._names[n][variable] = name
             self.avals[n].setdefault(name, variable.aval)
 
-    def bind_consts(self, n: int, closed: Mapping[int, ClosedJaxpr], path: str) -> None:
+    def bind_consts(self, n: Extent, closed: Mapping[Extent, ClosedJaxpr], path: str) -> None:
         for k, variable in enumerate(closed[n].jaxpr.constvars):
             name = f"{path}:{k}"
             self.bind(n, [variable], [name])
@@ -108,7 +109,7 @@ class _Builder:
                 self.constants.append(Constant(output=name, arrays=arrays))
 
     def block(
-        self, jaxprs: Mapping[int, Jaxpr], path: str, all_eqns: Sequence[Sequence[Eqn]]
+        self, jaxprs: Mapping[Extent, Jaxpr], path: str, all_eqns: Sequence[Sequence[Eqn]]
     ) -> list[Node]:
         """The nodes of a block; `jaxprs`' inputs must be bound."""
         sizes = list(jaxprs)
@@ -122,7 +123,7 @@ class _Builder:
             nodes.extend(self._node(f"{path}{i}", eqns))
         return nodes
 
-    def _node(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+    def _node(self, path: str, eqns: Mapping[Extent, Eqn]) -> list[Node]:
         eqn = next(iter(eqns.values()))
         components = components_of(eqn) or self._component
         touched = {self._fragment_of(c) for c in components}
@@ -163,7 +164,7 @@ class _Builder:
             )
         ]
 
-    def _around_host(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+    def _around_host(self, path: str, eqns: Mapping[Extent, Eqn]) -> list[Node]:
         """Opens what surrounds a call of the host, down to the call: workers carry it out."""
         eqn = next(iter(eqns.values()))
         if eqn.primitive.name == "scan":
@@ -180,15 +181,15 @@ class _Builder:
         self._component = before
         return nodes
 
-    def _name(self, position: int, eqns: Mapping[int, Eqn]) -> Value | None:
+    def _name(self, position: int, eqns: Mapping[Extent, Eqn]) -> Value | None:
         n, eqn = next(iter(eqns.items()))
         variable = eqn.invars[position]
         return None if isinstance(variable, Literal) else self._names[n][variable]
 
     def references(
         self,
-        jaxprs: Mapping[int, Jaxpr],
-        variables: Mapping[int, Sequence[Any]],
+        jaxprs: Mapping[Extent, Jaxpr],
+        variables: Mapping[Extent, Sequence[Any]],
         path: str,
         nodes: list[Node],
     ) -> list[Value]:
@@ -207,7 +208,7 @@ class _Builder:
                 names.append(self._names[first][variable])
         return names
 
-    def _inline(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+    def _inline(self, path: str, eqns: Mapping[Extent, Eqn]) -> list[Node]:
         closed = {n: c for n, eqn in eqns.items() if (c := _call_jaxpr(eqn)) is not None}
         nodes: list[Node] = []
         args = self.references(
@@ -230,7 +231,7 @@ class _Builder:
             self.bind(n, eqn.outvars, results)
         return nodes
 
-    def _loop(self, path: str, eqns: Mapping[int, Eqn]) -> list[Node]:
+    def _loop(self, path: str, eqns: Mapping[Extent, Eqn]) -> list[Node]:
         nodes: list[Node] = []
         params = next(iter(eqns.values())).params
         num_consts, num_carry = params["num_consts"], params["num_carry"]
@@ -317,16 +318,23 @@ def _signature(eqn: Eqn) -> tuple[Any, ...]:
     return (*own, tuple(_signature(e) for j in inner_jaxprs(eqn) for e in j.eqns))
 
 
-def _refuse_structure(sizes: Sequence[int], all_eqns: Sequence[Sequence[Eqn]]) -> None:
+def _refuse_structure(sizes: Sequence[Extent], all_eqns: Sequence[Sequence[Eqn]]) -> None:
     longest = max(len(eqns) for eqns in all_eqns)
     for i in range(longest):
         rows = [eqns[i] if i < len(eqns) else None for eqns in all_eqns]
-        if len({_signature(e) if e is not None else None for e in rows}) > 1:
+        signatures = [None if e is None else _signature(e) for e in rows]
+        if len(set(signatures)) > 1:
             seen = ", ".join(
-                f"{_describe(eqn)} with {n} environments"
-                for n, eqn in zip(sizes, rows, strict=True)
+                f"{_describe(eqn)} with {extent}" for extent, eqn in zip(sizes, rows, strict=True)
             )
             line = next(source_line(e) for e in rows if e is not None)
+            other = next(e for e, s in zip(sizes, signatures, strict=True) if s != signatures[0])
+            if other.envs == sizes[0].envs:
+                raise TraceError(
+                    f"the algorithm's structure depends on how many agents are here: at {line} it "
+                    f"is {seen}. Write it so that only shapes depend on env.teams; use "
+                    "env.total_teams for counts."
+                )
             raise TraceError(
                 f"the algorithm's structure depends on num_envs: at {line} it is {seen}. Write it "
                 "so that only shapes depend on env.num_envs; use env.per_env for counts."

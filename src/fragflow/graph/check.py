@@ -1,10 +1,12 @@
 """What a legal graph is, at each stage; run after every pass."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
 from fragflow.errors import GraphError, PolicyError, ReplicaError
 from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce
+from fragflow.graph.extent import Axis
 from fragflow.graph.ir import (
     FDG,
     Constant,
@@ -100,13 +102,40 @@ def check_replicas(
     loops: Mapping[str, Loop],
     replicas: Mapping[str, int],
     kinds: Mapping[str, Mapping[Value, Kind]],
-    sizes: tuple[int, int],
+    axis: Axis,
 ) -> None:
-    """Replicas together compute what one fragment with all environments would."""
+    """Replicas together compute what one fragment with all environments (or agents) would."""
+    try:
+        _check_replicas(program, loops, replicas, kinds, axis)
+    except ReplicaError as error:
+        if axis.over == "environments":
+            raise
+        raise ReplicaError(_of_agents(str(error))) from None
+
+
+def _of_agents(message: str) -> str:
+    """What is said of environments, said of agents; fragments and components keep their names."""
+    for pattern, word in (
+        (r"\benvironments\b", "agents"),
+        (r"\benvironment axis", "agents' axis"),
+        (r"\b(per|every|each) environment\b", r"\1 agent"),
+        (r"\bper-environment\b", "per-agent"),
+    ):
+        message = re.sub(pattern, word, message)
+    return message
+
+
+def _check_replicas(
+    program: Program,
+    loops: Mapping[str, Loop],
+    replicas: Mapping[str, int],
+    kinds: Mapping[str, Mapping[Value, Kind]],
+    axis: Axis,
+) -> None:
     for name, loop in loops.items():
         for node in walk((loop,)):
             if isinstance(node, Transfer) and node.target == name:
-                _check_crossing(program, node, loops[name], replicas, kinds, sizes)
+                _check_crossing(program, node, loops[name], replicas, kinds, axis)
     replicated = [name for name in loops if replicas[name] > 1]
     # What goes wrong in the parameters soon goes wrong everywhere: name them first.
     results = [
@@ -125,7 +154,7 @@ def _check_crossing(
     target_loop: Loop,
     replicas: Mapping[str, int],
     kinds: Mapping[str, Mapping[Value, Kind]],
-    sizes: tuple[int, int],
+    axis: Axis,
 ) -> None:
     source, target = replicas[transfer.source], replicas[transfer.target]
     if source == target:
@@ -145,11 +174,16 @@ def _check_crossing(
                     f"{what} is reduced over one replica's environments only{_at(kind)}, {where}: "
                     "apply ff.all_mean (or all_sum, all_max) to it."
                 )
-        a, b = (program.avals[n][parcel.value] for n in sizes)
+        a, b = (program.avals[extent][parcel.value] for extent in axis.extents)
         if kind.tag is Tag.UNIFORM and sized_dims(a, b):
             raise ReplicaError(
                 f"{what} depends on all environments at once and cannot be cut, {where}. Compute "
                 "it per environment, or place its users in one fragment."
+            )
+        if kind.joint:
+            raise ReplicaError(
+                f"{what} has the agents of several teams and cannot be cut, {where}. Take those "
+                "of each team (ops.members) before components that learn."
             )
         if kind.tag is Tag.VARYING and not kind.is_cuttable:
             raise ReplicaError(

@@ -6,13 +6,14 @@ is needed. Some edges must not be cut: a value that replicas hold in no cuttable
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import networkx as nx
 
 from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce, num_bytes
 from fragflow.graph.ir import Op, Program, Value
 from fragflow.graph.kinds import Kind, Tag
-from fragflow.policies.policy import Placed
+from fragflow.policies.policy import Over, Placed
 
 Owner = str
 
@@ -22,9 +23,12 @@ def colour(
     flow: Dataflow,
     placed: Sequence[Placed],
     fragment_of: Callable[[str], str],
-    kinds: Mapping[Value, Kind],
+    kinds: Mapping[Over, Mapping[Value, Kind]],
 ) -> Mapping[str, Owner]:
-    """The fragment of every operation, `FREE` for those that every fragment computes itself."""
+    """The fragment of every operation, `FREE` for those that every fragment computes itself.
+
+    `kinds` are those of values along what fragments are replicated over.
+    """
     replicas = {p.name: p.replicas for p in placed}
     owners: dict[str, Owner] = {}
     for path, op in flow.ops.items():
@@ -36,9 +40,11 @@ def colour(
     for path, op in flow.ops.items():
         if path not in owners and is_all_reduce(op):
             owners[path] = _reduction_owner(op, flow, owners, replicas)
-    _pin_local_reductions(flow, owners, replicas, kinds)
+    views = [View(replicas=replicas_over(over, placed), kinds=k) for over, k in kinds.items()]
+    for view in views:
+        _pin_local_reductions(flow, owners, view.replicas, view.kinds)
     glue = [path for path in flow.ops if path not in owners]
-    edges = list(_hyperedges(program, flow, owners, replicas, kinds))
+    edges = list(_hyperedges(program, flow, owners, views))
     names = list(replicas)
     # Isolating cuts, the last fragment taking what no other one claims.
     for name in names[:-1]:
@@ -47,6 +53,30 @@ def colour(
     for path in glue:
         owners.setdefault(path, names[-1])
     return owners
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A program along one of the axes that fragments are replicated over."""
+
+    replicas: Mapping[str, int]
+    kinds: Mapping[Value, Kind]
+
+    def allows(self, value: Value, readers: Sequence[Op]) -> bool:
+        """Whether a value may be sent from one fragment to another."""
+        kind = self.kinds[value]
+        if kind.is_cuttable or kind.tag is Tag.UNIFORM or len(set(self.replicas.values())) == 1:
+            return True
+        # Every replica sends its part, but only to where the parts are reduced.
+        return kind.tag is Tag.PARTIAL and all(is_all_reduce(op) for op in readers)
+
+    def copies(self, value: Value) -> int:
+        return max(self.replicas.values()) if self.kinds[value].tag is Tag.PARTIAL else 1
+
+
+def replicas_over(over: Over, placed: Sequence[Placed]) -> dict[str, int]:
+    """How many parts each fragment has of what some are replicated over."""
+    return {p.name: p.replicas if p.over == over else 1 for p in placed}
 
 
 def _reduction_owner(
@@ -142,24 +172,19 @@ def _hyperedges(
     program: Program,
     flow: Dataflow,
     owners: Mapping[str, Owner],
-    replicas: Mapping[str, int],
-    kinds: Mapping[Value, Kind],
+    views: Sequence[View],
 ):
     """`(operations that share a value, bytes it costs to separate them)`."""
-    avals = program.avals[program.num_envs]
-    same_count = len(set(replicas.values())) == 1
+    avals = program.avals[program.extent]
     for value, paths in flow.users.items():
         maker = flow.producer.get(value)
         if maker is None or value in flow.free or owners.get(maker) == FREE:
             continue
         members = [maker, *(p for p in paths if owners.get(p) != FREE)]
-        kind = kinds[value]
-        legal = kind.is_cuttable or kind.tag is Tag.UNIFORM or same_count
+        readers = [flow.ops[p] for p in members[1:]]
+        legal = all(view.allows(value, readers) for view in views)
         cost = num_bytes(avals[value]) * flow.trips[value]
-        if kind.tag is Tag.PARTIAL:
-            # Every replica sends its part, but only to where the parts are reduced.
-            legal = legal or all(is_all_reduce(flow.ops[p]) for p in members[1:])
-            cost *= max(replicas.values())
+        cost *= max(view.copies(value) for view in views)
         if len(set(members)) > 1:
             yield tuple(dict.fromkeys(members)), cost if legal else float("inf")
 

@@ -1,10 +1,11 @@
 """The compiler: an algorithm, a policy and a deployment become a fragmented dataflow graph."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fragflow._jax import ClosedJaxpr, contains_all_reduce
 from fragflow.api.algorithm import Algorithm
+from fragflow.api.environment import num_agents_of, teams_of
 from fragflow.api.host import Host
 from fragflow.api.vector import AnyEnvironment
 from fragflow.graph.build import build
@@ -14,10 +15,16 @@ from fragflow.graph.check import (
     check_replicas,
     refuse_host_in_one_program,
 )
-from fragflow.graph.colour import colour
+from fragflow.graph.colour import colour, replicas_over
 from fragflow.graph.dataflow import dataflow
+from fragflow.graph.extent import Axis, Extent, agents_axis, environments_axis
 from fragflow.graph.infer import Inference, initial_kinds
-from fragflow.graph.interfaces import as_sends_and_receives, transfers_in, with_collectives
+from fragflow.graph.interfaces import (
+    Known,
+    as_sends_and_receives,
+    transfers_in,
+    with_collectives,
+)
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
 from fragflow.graph.kinds import UNIFORM, Kind
 from fragflow.graph.optimise import coalesce, unhoist
@@ -25,7 +32,7 @@ from fragflow.graph.split import Options, insert_transfers, project, split
 from fragflow.graph.synchronise import late_messages, server_of
 from fragflow.graph.trace import Trace, components_in, trace, trace_init
 from fragflow.graph.turns import with_turns
-from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
+from fragflow.policies.policy import Deployment, Over, Placed, Policy, assign, place
 from fragflow.policies.synchronisation import Asynchronous
 
 EVERYWHERE = "everywhere"
@@ -35,7 +42,7 @@ BLOCK = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """An algorithm on an environment, traced on demand for each number of environments."""
+    """An algorithm on an environment, traced on demand for each extent."""
 
     algorithm: Algorithm
     environment: AnyEnvironment | Host
@@ -43,15 +50,26 @@ class Traced:
     """how many are in the program that is cut"""
     total: int
     """how many there are in all: more, if it is one worker's program"""
-    traces: dict[int, Trace]
+    traces: dict[Extent, Trace]
 
-    def at(self, num_envs: int) -> Trace:
-        if num_envs not in self.traces:
-            self.traces[num_envs] = trace(self.algorithm, self.environment, self.total, num_envs)
-        return self.traces[num_envs]
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.num_envs)
 
-    def init_at(self, num_envs: int) -> ClosedJaxpr:
-        return trace_init(self.algorithm, self.environment, self.total, num_envs)
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """Agents in each team; empty for one agent without an axis of its own."""
+        environment = self.environment
+        spaces = environment.environment if isinstance(environment, Host) else environment
+        return () if num_agents_of(spaces) is None else teams_of(spaces)
+
+    def at(self, extent: Extent) -> Trace:
+        if extent not in self.traces:
+            self.traces[extent] = trace(self.algorithm, self.environment, self.total, extent)
+        return self.traces[extent]
+
+    def init_at(self, extent: Extent) -> ClosedJaxpr:
+        return trace_init(self.algorithm, self.environment, self.total, extent)
 
 
 def traced(
@@ -83,9 +101,10 @@ def cut(
     `deterministic` prepares canonical blocks: every component is visible, and traced for a block.
     """
     options = options or Options()
-    components = components_in(source.at(source.num_envs))
-    placed = place(policy, deployment, components, source.num_envs)
-    refuse_host_in_one_program(policy, placed, source.at(source.num_envs), source.environment.name)
+    undivided = source.at(source.extent)
+    components = components_in(undivided)
+    placed = place(policy, deployment, components, source.num_envs, source.teams)
+    refuse_host_in_one_program(policy, placed, undivided, source.environment.name)
     assignment = assign(policy, components)
     owner_names = {part: p.name for p in placed for part in p.name.split("+")}
 
@@ -97,33 +116,34 @@ def cut(
     is_replicated = any(count > 1 for count in replicas.values())
     in_turns = policy.first is not None
     needs_replica_check = deterministic or is_replicated or is_async or in_turns
-    sizes = _analysis_sizes(source) if needs_replica_check else (0, 0)
-    wanted = [source.num_envs, *(p.num_envs for p in placed)]
-    if needs_replica_check:
-        wanted += sizes
+    axes = _axes(source, placed) if needs_replica_check else []
+    wanted = [source.extent, *(_extent(p) for p in placed)]
+    wanted += [extent for axis in axes for extent in axis.extents]
     if deterministic:
-        wanted.append(BLOCK)
+        wanted += [replace(_extent(p), envs=BLOCK) for p in placed]
     if policy.first is not None:
-        wanted.append(max(policy.first, 1))
+        wanted.append(Extent(max(policy.first, 1)))
     program = build(
-        [source.at(n) for n in dict.fromkeys(wanted)],
-        source.num_envs,
+        [source.at(extent) for extent in dict.fromkeys(wanted)],
+        source.extent,
         fragment_of,
         open_all=deterministic,
     )
     flow = dataflow(program)
 
-    state: Mapping[Value, Kind] = {}
-    kinds: Mapping[Value, Kind] = {}
-    if needs_replica_check:
-        state = _state_kinds(source, program, sizes)
-        kinds = Inference(program, sizes, state, {EVERYWHERE: 2}).run({EVERYWHERE: program.loop})[
-            EVERYWHERE
-        ]
-    owners = (
-        colour(program, flow, placed, fragment_of, kinds)
-        if needs_replica_check
-        else colour(program, flow, placed, fragment_of, _all_uniform(program))
+    state = {axis.over: _state_kinds(source, program, axis) for axis in axes}
+    along: dict[Over, Mapping[Value, Kind]] = {}
+    for axis in axes:
+        whole = [p.name for p in placed if p.over != axis.over]
+
+        def is_whole(op: Op, whole: Sequence[str] = whole) -> bool:
+            return any(fragment_of(c) in whole for c in op.components)
+
+        holds_all = is_whole if axis.over == "agents" else (lambda _: False)
+        inference = Inference(program, axis, state[axis.over], {EVERYWHERE: 2}, holds_all)
+        along[axis.over] = inference.run({EVERYWHERE: program.loop})[EVERYWHERE]
+    owners = colour(
+        program, flow, placed, fragment_of, along or {"environments": _all_uniform(program)}
     )
     check_owners(flow, owners, list(replicas))
 
@@ -138,11 +158,12 @@ def cut(
     def parts(whole: Loop) -> dict[str, Loop]:
         return {name: project(whole, name, decided, options) for name in names}
 
-    fragment_kinds: Mapping[str, Mapping[Value, Kind]] = {name: {} for name in names}
-    if needs_replica_check:
-        fragment_kinds = Inference(program, sizes, state, replicas).run(parts(loop))
-        check_replicas(program, parts(loop), replicas, fragment_kinds, sizes)
-    loop = with_collectives(loop, replicas, fragment_kinds)
+    known: dict[Over, Known] = {"environments": {name: {} for name in names}}
+    for axis in axes:
+        count = replicas_over(axis.over, placed)
+        known[axis.over] = Inference(program, axis, state[axis.over], count).run(parts(loop))
+        check_replicas(program, parts(loop), count, known[axis.over], axis)
+    loop = with_collectives(loop, placed, lambda p: known[p.over])
     fragments = {
         p.name: _fragment(p, program, part)
         for p, part in zip(placed, parts(loop).values(), strict=True)
@@ -152,8 +173,8 @@ def cut(
         program=program,
         fragments=fragments,
         transfers=tuple(t for t, _ in transfers_in(loop)),
-        kinds=fragment_kinds,
-        row_kinds=kinds,
+        kinds={p.name: known.get(p.over, known["environments"])[p.name] for p in placed},
+        row_kinds=along.get("environments", {}),
     )
     check_fdg(fdg)
     fdg = with_turns(fdg, policy.first, source.environment)
@@ -166,29 +187,39 @@ def cut(
     )
 
 
-def _analysis_sizes(source: Traced) -> tuple[int, int]:
-    """Two numbers of environments, both above one, whose traces are compared.
+def _axes(source: Traced, placed: Sequence[Placed]) -> list[Axis]:
+    """What fragments are replicated over, each with two extents whose traces are compared.
 
     Few environments are enough, and cheap to trace; an algorithm that cannot do with so few is
     compared at its own size.
     """
-    few = (4, 2)
+    large, small = 4, 2
     try:
-        for size in few:
-            source.at(size)
+        for size in (large, small):
+            source.at(Extent(size))
     except Exception:
         small = max(source.num_envs, 2)
-        return 2 * small, small
-    return few
+        large = 2 * small
+    axes = [environments_axis(large, small)]
+    parts = [p.replicas for p in placed if p.over == "agents" and p.replicas > 1]
+    if parts:
+        axes.append(agents_axis(small, max(parts), source.teams))
+    return axes
 
 
-def _state_kinds(source: Traced, program: Program, sizes: tuple[int, int]) -> Mapping[Value, Kind]:
-    found = initial_kinds(source.init_at(sizes[0]), source.init_at(sizes[1]), sizes)
+def _extent(placed: Placed) -> Extent:
+    parts = placed.replicas if placed.over == "agents" else 1
+    return Extent(placed.num_envs, parts=parts)
+
+
+def _state_kinds(source: Traced, program: Program, axis: Axis) -> Mapping[Value, Kind]:
+    large, small = axis.extents
+    found = initial_kinds(source.init_at(large), source.init_at(small), axis)
     return {c.init: kind for c, kind in zip(program.loop.carries, found, strict=True)}
 
 
 def _all_uniform(program: Program) -> Mapping[Value, Kind]:
-    return dict.fromkeys(program.avals[program.num_envs], UNIFORM)
+    return dict.fromkeys(program.avals[program.extent], UNIFORM)
 
 
 def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:
@@ -200,7 +231,8 @@ def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:
         components=placed.components,
         replicas=placed.replicas,
         device=placed.device,
-        num_envs=placed.num_envs,
+        extent=_extent(placed),
+        over=placed.over,
         asked_replicas=placed.asked_replicas,
         constants=tuple(c for c in program.constants if c.output in used),
         loop=loop,

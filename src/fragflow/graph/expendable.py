@@ -44,7 +44,7 @@ def own_state(fdg: FDG, fragment: Fragment) -> list[Value]:
 
 def kept_bytes(fdg: FDG, fragment: Fragment) -> int:
     """What is kept of a replica's state after every iteration, off its process."""
-    avals = fdg.program.avals[fragment.num_envs]
+    avals = fdg.program.avals[fragment.extent]
     return sum(num_bytes(avals[value]) for value in own_state(fdg, fragment))
 
 

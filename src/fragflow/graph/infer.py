@@ -1,9 +1,10 @@
 """What each fragment's replicas hold of every value: a fixpoint over fragments and messages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fragflow._jax import ClosedJaxpr
+from fragflow.graph.extent import Axis
 from fragflow.graph.ir import Constant, Loop, Node, Op, Program, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, Kind, Tag, join, mixed, varying
 from fragflow.graph.pair import sized_dims
@@ -13,15 +14,19 @@ from fragflow.graph.trace import SOURCES
 NEEDS_ALL = "is computed from all environments at once, but used where only some of them are"
 
 
-def initial_kinds(a: ClosedJaxpr, b: ClosedJaxpr, sizes: tuple[int, int]) -> list[Kind]:
+def initial_kinds(a: ClosedJaxpr, b: ClosedJaxpr, axis: Axis) -> list[Kind]:
     """Kinds of the state's leaves; the first state is made once, for all environments."""
-    context = Context(sizes=sizes)
-    inputs = [UNIFORM, varying(0)]
+    context = Context(axis=axis)
+    inputs = [UNIFORM, _env_ids(axis)]
     results = analyse(a, b, inputs, context)
     return [
         kind if kind.tag is Tag.VARYING or sized_dims(x.aval, y.aval) else UNIFORM
         for x, y, kind in zip(a.jaxpr.outvars, b.jaxpr.outvars, results, strict=True)
     ]
+
+
+def _env_ids(axis: Axis) -> Kind:
+    return varying(0) if axis.over == "environments" else UNIFORM
 
 
 class Inference:
@@ -30,23 +35,26 @@ class Inference:
     def __init__(
         self,
         program: Program,
-        sizes: tuple[int, int],
+        axis: Axis,
         state: Mapping[Value, Kind],
         replicas: Mapping[str, int],
+        holds_all: Callable[[Op], bool] = lambda _: False,
     ):
+        """`replicas` are those along `axis`; some operations may be where all of it is."""
         self.kinds: dict[str, dict[Value, Kind]] = {}
-        self._sizes = sizes
-        self._avals = (program.avals[sizes[0]], program.avals[sizes[1]])
+        self._axis = axis
+        self._avals = (program.avals[axis.extents[0]], program.avals[axis.extents[1]])
         self._replicas = replicas
+        self._holds_all = holds_all
         self._contexts = {
-            name: Context(sizes=sizes, whole=count == 1) for name, count in replicas.items()
+            name: Context(axis=axis, whole=count == 1) for name, count in replicas.items()
         }
         self._cache: dict[tuple[str, str], tuple[list[Kind], list[Kind]]] = {}
         for name in replicas:
             context = self._contexts[name]
             known = {value: context.settle(kind) for value, kind in state.items()}
             known |= dict.fromkeys(SOURCES, UNIFORM)
-            known["env_ids"] = varying(0)
+            known["env_ids"] = _env_ids(axis)
             known[program.loop.counter or ""] = UNIFORM
             for constant in program.constants:
                 known[constant.output] = self._constant(constant, name)
@@ -62,8 +70,8 @@ class Inference:
                 return self.kinds
 
     def _constant(self, constant: Constant, name: str) -> Kind:
-        a, b = (constant.arrays[n] for n in self._sizes)
-        return self._contexts[name].settle(constant_kind(a, b, self._sizes))
+        a, b = (constant.arrays[extent] for extent in self._axis.extents)
+        return self._contexts[name].settle(constant_kind(a, b, self._axis.sizes))
 
     def _write(self, name: str, value: Value | None, kind: Kind | None, line: str = "") -> None:
         if value is None or kind is None:
@@ -111,10 +119,13 @@ class Inference:
     def _op(self, op: Op, name: str) -> None:
         env = self.kinds[name]
         inputs = []
-        a, b = (op.eqns[n] for n in self._sizes)
+        a, b = (op.eqns[extent] for extent in self._axis.extents)
+        context = self._contexts[name]
+        if self._holds_all(op):
+            context = replace(context, whole=True)
         for value, x, y in zip(op.inputs, a.invars, b.invars, strict=True):
             kind = (
-                self._contexts[name].settle(constant_kind(x.val, y.val, self._sizes))
+                context.settle(constant_kind(x.val, y.val, self._axis.sizes))
                 if value is None
                 else env.get(value)
             )
@@ -124,7 +135,12 @@ class Inference:
         cached = self._cache.get((name, op.path))
         if cached is not None and cached[0] == inputs:
             return
-        results = self._contexts[name].apply(a, b, inputs)
+        # An environment on the host is opened, down to what is asked of it.
+        is_agents = self._axis.over == "agents"
+        is_world = any(c.startswith("environment") for c in op.components)
+        results = (
+            context.of_all_agents(a, b) if is_agents and is_world else context.apply(a, b, inputs)
+        )
         self._cache[(name, op.path)] = (inputs, results)
         for value, kind in zip(op.outputs, results, strict=True):
             self._write(name, value, kind)

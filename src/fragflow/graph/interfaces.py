@@ -1,6 +1,6 @@
 """How values travel: the collective of every message follows from replicas and environment axis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fragflow.graph.dataflow import is_all_reduce, num_bytes
@@ -10,7 +10,6 @@ from fragflow.graph.ir import (
     Node,
     Op,
     Parcel,
-    Program,
     Receive,
     Send,
     Transfer,
@@ -18,23 +17,30 @@ from fragflow.graph.ir import (
     walk,
 )
 from fragflow.graph.kinds import Kind, Tag
+from fragflow.policies.policy import Placed
+
+Known = Mapping[str, Mapping[Value, Kind]]
+"""by fragment, what its replicas hold of each value"""
 
 
 def with_collectives(
-    loop: Loop, replicas: Mapping[str, int], kinds: Mapping[str, Mapping[Value, Kind]]
+    loop: Loop, placed: Sequence[Placed], kinds: Callable[[Placed], Known]
 ) -> Loop:
-    """Names every message and says how each of its values travels."""
+    """Names every message and says how each of its values travels.
+
+    `kinds` are those along the axis over which a fragment's replicas are.
+    """
     reductions = _reductions(loop)
+    by_name = {p.name: p for p in placed}
     count = 0
 
     def transfer(node: Transfer) -> Transfer:
         nonlocal count
         count += 1
-        parcels = tuple(
-            _parcel(p.value, node, replicas, kinds[node.source].get(p.value), reductions)
-            for p in node.parcels
-        )
-        return replace(node, name=f"{node.source}>{node.target}#{count}", parcels=parcels)
+        ends = by_name[node.source], by_name[node.target]
+        parcels = tuple(_parcel(p.value, ends, kinds, reductions) for p in node.parcels)
+        name = f"{node.source}>{node.target}#{count}"
+        return replace(node, name=name, parcels=parcels, crossed=_is_crossed(*ends))
 
     def block(nodes: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(
@@ -59,24 +65,39 @@ def _reductions(loop: Loop) -> Mapping[Value, str]:
     }
 
 
+def _is_crossed(source: Placed, target: Placed) -> bool:
+    return source.over != target.over and source.replicas > 1 and target.replicas > 1
+
+
 def _parcel(
     value: Value,
-    transfer: Transfer,
-    replicas: Mapping[str, int],
-    kind: Kind | None,
+    ends: tuple[Placed, Placed],
+    kinds: Callable[[Placed], Known],
     reductions: Mapping[Value, str],
 ) -> Parcel:
-    source, target = replicas[transfer.source], replicas[transfer.target]
-    if source == target:
+    source, target = ends
+    crossed = _is_crossed(source, target)
+    if source.replicas == target.replicas and not crossed:
         return Parcel(value=value, collective="one-to-one")
-    assert kind is not None, f"nothing is known of {value}"
-    if kind.tag is Tag.PARTIAL:
-        return Parcel(value=value, collective=f"reduce-{reductions[value]}")
-    if kind.tag is Tag.VARYING:
-        return Parcel(
-            value=value, collective="gather" if source > target else "scatter", axis=kind.axis
-        )
-    return Parcel(value=value, collective="pick" if source > target else "broadcast")
+    cut = join = None
+    if target.replicas > source.replicas or crossed:
+        kind = kinds(target)[source.name][value]
+        cut = kind.axis if kind.tag is Tag.VARYING else None
+    if source.replicas > target.replicas or crossed:
+        kind = kinds(source)[source.name][value]
+        if kind.tag is Tag.PARTIAL:
+            return Parcel(value=value, collective=f"reduce-{reductions[value]}", cut=cut)
+        join = kind.axis if kind.tag is Tag.VARYING else None
+    match cut, join:
+        case None, None:
+            how = "pick" if source.replicas > target.replicas and not crossed else "broadcast"
+        case None, _:
+            how = "gather"
+        case _, None:
+            how = "scatter"
+        case _:
+            how = "exchange"
+    return Parcel(value=value, collective=how, cut=cut, join=join)
 
 
 def as_sends_and_receives(loop: Loop, name: str) -> Loop:
@@ -122,25 +143,26 @@ def crossings(fdg: FDG) -> Mapping[str, int]:
     }
 
 
-def parcel_bytes(program: Program, parcel: Parcel, source: int, target: int) -> int:
+def parcel_bytes(fdg: FDG, transfer: Transfer, parcel: Parcel) -> int:
     """Bytes that one crossing of this value moves, over all replicas."""
-    whole = num_bytes(program.avals[program.num_envs][parcel.value])
+    source, target = fdg.fragments[transfer.source], fdg.fragments[transfer.target]
+    whole = num_bytes(fdg.program.avals[fdg.program.extent][parcel.value])
+    copies = target.replicas if transfer.crossed else max(target.replicas // source.replicas, 1)
     match parcel.collective:
-        case "gather" | "scatter":
+        case "scatter" | "exchange":
             return whole
+        case "gather":
+            return whole * (copies if transfer.crossed else 1)
         case "broadcast":
-            return whole * (target // source)
+            return whole * copies
         case "pick":
-            return whole * target
+            return whole * target.replicas
         case "one-to-one":
-            local = program.avals[program.num_envs // source][parcel.value]
-            return num_bytes(local) * source
+            return num_bytes(fdg.program.avals[source.extent][parcel.value]) * source.replicas
         case _:
-            return whole * source
+            return whole * source.replicas * (1 if parcel.cut is not None else copies)
 
 
 def transfer_bytes(fdg: FDG, transfer: Transfer) -> int:
     """Bytes that one crossing of a message moves, over all replicas."""
-    source = fdg.fragments[transfer.source].replicas
-    target = fdg.fragments[transfer.target].replicas
-    return sum(parcel_bytes(fdg.program, p, source, target) for p in transfer.parcels)
+    return sum(parcel_bytes(fdg, transfer, p) for p in transfer.parcels)

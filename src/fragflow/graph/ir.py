@@ -1,7 +1,7 @@
 """The graph's vocabulary: an immutable program of operations and loops over named values.
 
 A value's name is its position in the program (`7/3.0`: first result of equation 3 in the loop at
-position 7), so it is the same in every trace of the same loop, whatever the number of environments.
+position 7), so it is the same in every trace of the same loop, whatever is in it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fragflow._jax import Eqn, host_call_p
+from fragflow.graph.extent import Extent
+from fragflow.policies.policy import Over
 
 Value: TypeAlias = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One equation, kept for every traced number of environments."""
+    """One equation, kept for every extent that was traced."""
 
     path: str
-    eqns: Mapping[int, Eqn]
+    eqns: Mapping[Extent, Eqn]
     inputs: tuple[Value | None, ...]
     """None stands for a literal, which each trace has for itself"""
     outputs: tuple[Value | None, ...]
@@ -35,7 +37,7 @@ class Constant:
     """A closed-over array or a literal that needs a name."""
 
     output: Value
-    arrays: Mapping[int, Any]
+    arrays: Mapping[Extent, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +87,11 @@ class Parcel:
 
     value: Value
     collective: str
-    """one-to-one, gather, scatter, broadcast, pick, reduce-mean, reduce-sum or reduce-max"""
-    axis: int | None = None
-    """the environment axis, along which a gather or scatter joins or cuts"""
+    """one-to-one, gather, scatter, exchange (both), broadcast, pick, or reduce-mean, -sum, -max"""
+    cut: int | None = None
+    """the axis along which a sender cuts it for its receivers"""
+    join: int | None = None
+    """the axis along which a receiver joins what senders sent"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,8 @@ class Transfer:
     source: str
     target: str
     parcels: tuple[Parcel, ...]
+    crossed: bool = False
+    """replicas of one end hold environments, those of the other agents: each sends to each"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +127,16 @@ class Program:
     constants: tuple[Constant, ...]
     sources: Mapping[str, Value]
     """what every fragment knows by itself: the run's key, its environments' indices, ..."""
-    avals: Mapping[int, Mapping[Value, Any]]
-    """types, by number of environments"""
-    num_envs: int
+    avals: Mapping[Extent, Mapping[Value, Any]]
+    """types, by extent"""
+    extent: Extent
+    """of the undivided program"""
     labels: Mapping[Value, str]
     """what the user calls a value, where he does: state and metric leaves"""
+
+    @property
+    def num_envs(self) -> int:
+        return self.extent.envs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +147,8 @@ class Fragment:
     components: tuple[str, ...]
     replicas: int
     device: str
-    num_envs: int
-    """environments per replica"""
+    extent: Extent
+    """what a replica holds"""
     constants: tuple[Constant, ...]
     loop: Loop
     asked_replicas: int
@@ -150,6 +161,13 @@ class Fragment:
     """where its devices begin, among those of its platform"""
     first: int | None = None
     """environments acted on at a time, the first that have answered; None: all together"""
+    over: Over = "environments"
+    """what its replicas have a part each of"""
+
+    @property
+    def num_envs(self) -> int:
+        """environments per replica"""
+        return self.extent.envs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

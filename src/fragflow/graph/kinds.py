@@ -22,6 +22,8 @@ class Kind:
     """of a varying value: the axis that holds `outer * environments * inner` entries"""
     outer: int = 1
     inner: int = 1
+    joint: bool = False
+    """the agents of several teams, one team after the other: only a single team's can be cut"""
     flexible: bool = False
     """constant along the environment axis, so any `outer` and `inner` describe it"""
     degree: int = 0
@@ -49,13 +51,13 @@ class Kind:
                 return "U"
 
     @property
-    def layout(self) -> tuple[int, int, int]:
-        return (self.axis, self.outer, self.inner)
+    def layout(self) -> tuple[int, int, int, bool]:
+        return (self.axis, self.outer, self.inner, self.joint)
 
     @property
     def is_cuttable(self) -> bool:
         """Whether each replica's part is one contiguous piece along `axis`."""
-        return self.tag is Tag.VARYING and (self.outer == 1 or self.flexible)
+        return self.tag is Tag.VARYING and not self.joint and (self.outer == 1 or self.flexible)
 
 
 UNIFORM = Kind(tag=Tag.UNIFORM)

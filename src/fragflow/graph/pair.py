@@ -1,4 +1,4 @@
-"""An equation in two traces of the same program, with different numbers of environments."""
+"""An equation in two traces of the same program, of different extents."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +8,13 @@ from fragflow._jax import Eqn, source_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """An equation in two traces, of `sizes` environments."""
+    """An equation in two traces, of `sizes` environments (or parts of the agents)."""
 
     a: Eqn
     b: Eqn
     sizes: tuple[int, int]
+    teams: tuple[int, ...] = ()
+    """of agents: how many are in each team in the second trace"""
 
     @property
     def name(self) -> str:

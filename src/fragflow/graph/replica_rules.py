@@ -121,9 +121,27 @@ def along(parameter: str) -> Callable[[Pair, Kind], int | None]:
     return follow
 
 
-def slice_(pair: Pair, kind: Kind) -> int | None:
+def slice_(pair: Pair, kind: Kind) -> Kind | int | None:
     full = pair.a.invars[0].aval.shape[kind.axis] == pair.a.outvars[0].aval.shape[kind.axis]
-    return kind.axis if full else None
+    if full or not kind.joint:
+        return kind.axis if full else None
+    return _team(pair, kind)
+
+
+def _team(pair: Pair, kind: Kind) -> Kind | None:
+    """A slice of several teams' agents, if it takes those of one."""
+    ends = [sum(pair.teams[: k + 1]) for k in range(len(pair.teams))]
+    bounds = [(end - size, end) for end, size in zip(ends, pair.teams, strict=True)]
+    large, small = (
+        (eqn.params["start_indices"][kind.axis], eqn.params["limit_indices"][kind.axis])
+        for eqn in (pair.a, pair.b)
+    )
+    growth = pair.sizes[0] // pair.sizes[1]
+    if small not in bounds or large != tuple(growth * end for end in small):
+        return None
+    if kind.outer != 1 or (pair.params["strides"] or [1] * 99)[kind.axis] != 1:
+        return None
+    return replace(kind, joint=False, inner=(small[1] - small[0]) // pair.sizes[1])
 
 
 def pad(pair: Pair, kinds: Kinds) -> Kind:

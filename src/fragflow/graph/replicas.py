@@ -3,6 +3,8 @@
 Two traces of the same program, with different numbers of environments, are read side by side: a
 dimension or a literal that differs is one that depends on that number. The environment axis is
 inherited from inputs that have it and followed through every operation, never guessed from sizes.
+The agents' axis is followed in the same way, from traces with different numbers of agents; it comes
+from the environment's component.
 """
 
 from collections.abc import Sequence
@@ -12,10 +14,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal, source_line
+from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal, component_of, source_line
 from fragflow.errors import TraceError
+from fragflow.graph.extent import Axis
 from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, join, mixed, varying
-from fragflow.graph.pair import Pair
+from fragflow.graph.pair import Pair, sized_dims
 from fragflow.graph.replica_index_rules import INDEX_RULES
 from fragflow.graph.replica_rules import RULES, unknown_primitive
 
@@ -75,6 +78,11 @@ def _eqns(a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], context: "Context") -> None:
 
 
 def _refuse(eqn: Eqn, context: "Context") -> NoReturn:
+    if context.axis.over == "agents":
+        raise TraceError(
+            f"what happens at {source_line(eqn)} depends on how many agents are here, so that "
+            "they cannot be divided. Only shapes may depend on it."
+        )
     raise TraceError(
         f"what happens at {source_line(eqn)} depends on num_envs: it differs between "
         f"{context.sizes[0]} and {context.sizes[1]} environments. Only shapes may depend on it."
@@ -83,10 +91,14 @@ def _refuse(eqn: Eqn, context: "Context") -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """How to read equations: the traces' sizes, and whether a replica holds all environments."""
+    """How to read equations: along which axis, and whether a replica holds all of it."""
 
-    sizes: tuple[int, int]
+    axis: Axis
     whole: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.axis.sizes
 
     def settle(self, kind: Kind) -> Kind:
         """With all environments here, a sum is a sum and nothing is partial or mixed."""
@@ -98,7 +110,34 @@ class Context:
 
     def apply(self, a: Eqn, b: Eqn, kinds: Sequence[Kind]) -> list[Kind]:
         """Kinds of an equation's results."""
-        pair = Pair(a=a, b=b, sizes=self.sizes)
+        pair = Pair(a=a, b=b, sizes=self.sizes, teams=self.axis.teams)
+        if self.axis.over == "environments":
+            return self._results(pair, kinds)
+        if (component_of(a) or "").startswith("environment"):
+            return self.of_all_agents(a, b)
+        results = self._results(pair, kinds)
+        if not self.whole:
+            return results
+        # Where all agents are, any axis as long as theirs can be cut for those who have some.
+        made = self.of_all_agents(a, b)
+        return [m if k.tag is Tag.UNIFORM else k for k, m in zip(results, made, strict=True)]
+
+    def of_all_agents(self, a: Eqn, b: Eqn) -> list[Kind]:
+        """Kinds of results that are made for all agents at once, as an environment does."""
+        return [self._by_length(x.aval, y.aval) for x, y in zip(a.outvars, b.outvars, strict=True)]
+
+    def _by_length(self, a: Any, b: Any) -> Kind:
+        sized, teams = sized_dims(a, b), self.axis.teams
+        if len(sized) != 1:
+            return UNIFORM
+        length = b.shape[sized[0]]
+        is_joint = len(teams) > 1 and length == sum(teams)
+        if not is_joint and length not in teams:
+            return UNIFORM
+        return varying(sized[0], inner=length // self.sizes[1], joint=is_joint)
+
+    def _results(self, pair: Pair, kinds: Sequence[Kind]) -> list[Kind]:
+        a = pair.a
         if self.whole and any(_is_sized_uniform(pair, i, k) for i, k in enumerate(kinds)):
             # Made from all environments at once: it stays here, and so does what is made from it.
             return [UNIFORM] * len(a.outvars)

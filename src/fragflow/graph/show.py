@@ -10,6 +10,7 @@ from fragflow.errors import ConfigError, unknown
 from fragflow.graph.expendable import Recovery, kept_bytes, recovery_of
 from fragflow.graph.interfaces import crossings, parcel_bytes, transfer_bytes
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Parcel, Program, Transfer, Value, walk
+from fragflow.policies.policy import Over
 
 FORMATS = ("text", "mermaid", "json")
 
@@ -70,24 +71,24 @@ class _Line:
 
 def _lines(fdg: FDG, transfer: Transfer, names: Mapping[Value, str]) -> list[_Line]:
     program = fdg.program
-    source = fdg.fragments[transfer.source].replicas
-    target = fdg.fragments[transfer.target].replicas
+    over = fdg.fragments[transfer.source].over, fdg.fragments[transfer.target].over
     return [
         _Line(
             name=names.get(parcel.value, parcel.value),
-            type=_type(program, parcel),
+            type=_type(program, parcel, over),
             collective=parcel.collective,
-            bytes=parcel_bytes(program, parcel, source, target),
+            bytes=parcel_bytes(fdg, transfer, parcel),
         )
         for parcel in transfer.parcels
     ]
 
 
-def _type(program: Program, parcel: Parcel) -> str:
-    aval = plain_aval(program.avals[program.num_envs][parcel.value])
+def _type(program: Program, parcel: Parcel, over: tuple[Over, Over]) -> str:
+    aval = plain_aval(program.avals[program.extent][parcel.value])
     dims = [str(d) for d in aval.shape]
-    if parcel.axis is not None:
-        dims[parcel.axis] = f"{dims[parcel.axis]} envs"
+    for axis, what in zip((parcel.join, parcel.cut), over, strict=True):
+        if axis is not None:
+            dims[axis] += " envs" if what == "environments" else " agents"
     return f"{aval.dtype}[{', '.join(dims)}]"
 
 
@@ -118,7 +119,10 @@ def _text(fdg: FDG, title: str, implementations: Picks) -> str:
     for fragment in fdg.fragments.values():
         out += ["", f"fragment {_label(fragment)}"]
         each = " each" if fragment.replicas > 1 else ""
-        out.append(f"  holds       {fragment.num_envs} environments{each}")
+        some = (
+            f", a part in {fragment.replicas} of their agents" if fragment.over == "agents" else ""
+        )
+        out.append(f"  holds       {fragment.num_envs} environments{some}{each}")
         if fragment.first is not None:
             out.append(f"  acts on     the first {fragment.first} of them that have answered")
         out.append(f"  components  {', '.join(fragment.components)}")
@@ -212,6 +216,7 @@ def _json(fdg: FDG, title: str, implementations: Picks) -> str:
                 "asked_replicas": f.asked_replicas,
                 "device": f.device,
                 "num_envs": f.num_envs,
+                "over": f.over,
                 "group": f.group,
                 "when_lost": recovery_of(fdg, f),
                 "kept_bytes": kept_bytes(fdg, f) if recovery_of(fdg, f) == "replay" else 0,

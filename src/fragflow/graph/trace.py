@@ -20,6 +20,7 @@ from fragflow.api.algorithm import Algorithm, Clock
 from fragflow.api.host import Host
 from fragflow.api.vector import AnyEnvironment, Environments, clear_episode_stats, episode_stats
 from fragflow.errors import TraceError
+from fragflow.graph.extent import Extent, as_traced
 
 SOURCES = ("env_ids", "run_key", "steps_per_iteration", "total_iterations")
 ITERATION = "iteration"
@@ -27,9 +28,9 @@ ITERATION = "iteration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One iteration of the training loop for `num_envs` local environments."""
+    """One iteration of the training loop, for what a fragment holds."""
 
-    num_envs: int
+    extent: Extent
     closed: ClosedJaxpr
     state_labels: tuple[str, ...]
     metric_labels: tuple[str, ...]
@@ -89,10 +90,11 @@ def source_avals(num_envs: int) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def trace(
-    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, num_envs: int
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, extent: Extent
 ) -> Trace:
-    """Traces one iteration as seen by a fragment that holds `num_envs` environments."""
-    sources = source_avals(num_envs)
+    """Traces one iteration as seen by a fragment of this extent."""
+    sources = source_avals(extent.envs)
+    environment = as_traced(environment, extent)
     init = init_function(algorithm, environment, total)
     state = jax.eval_shape(init, sources[1], sources[0])
     if not hasattr(state, "params"):
@@ -107,7 +109,7 @@ def trace(
     labels = leaf_labels(state)
     _check_state(algorithm, state, new_state, labels)
     return Trace(
-        num_envs=num_envs,
+        extent=extent,
         closed=dead_code_removed(closed),
         state_labels=labels,
         metric_labels=leaf_labels(outputs),
@@ -117,11 +119,12 @@ def trace(
 
 
 def trace_init(
-    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, num_envs: int
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, extent: Extent
 ) -> ClosedJaxpr:
     """Traces how the first state is made."""
-    ids, key = source_avals(num_envs)[:2]
-    return jax.make_jaxpr(init_function(algorithm, environment, total))(key, ids)
+    ids, key = source_avals(extent.envs)[:2]
+    init = init_function(algorithm, as_traced(environment, extent), total)
+    return jax.make_jaxpr(init)(key, ids)
 
 
 def components_in(trace: Trace) -> frozenset[str]:

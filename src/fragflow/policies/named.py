@@ -1,7 +1,7 @@
 """The named policies, made by a few templates."""
 
 from fragflow.errors import PolicyError, unknown
-from fragflow.policies.policy import Place, Policy, Replicas
+from fragflow.policies.policy import Over, Place, Policy, Replicas
 from fragflow.policies.synchronisation import Lag
 
 BRAIN = ("actor", "learner")
@@ -33,7 +33,13 @@ def environments_apart(name: str, summary: str, brains: Replicas) -> Policy:
     )
 
 
-def actors_and_learner(name: str, summary: str, each: str | None = None) -> Policy:
+def actors_and_learner(
+    name: str,
+    summary: str,
+    each: str | None = None,
+    learners: Replicas = "one",
+    over: Over = "environments",
+) -> Policy:
     """Workers act in their environments; one learner, or one for `each`, gets trajectories."""
     return Policy(
         name=name,
@@ -47,7 +53,14 @@ def actors_and_learner(name: str, summary: str, each: str | None = None) -> Poli
                 replicas="workers",
                 paired_with="environment",
             ),
-            Place(name="learner", components=("learner",), optional=("buffer",), each=each),
+            Place(
+                name="learner",
+                components=("learner",),
+                optional=("buffer",),
+                replicas=learners,
+                over=over,
+                each=each,
+            ),
         ),
         summary=summary,
     )
@@ -106,6 +119,12 @@ POLICIES: dict[str, Policy] = {
             "learner-per-team",
             "workers roll out, and every team of agents has a learner of its own",
             each="team",
+        ),
+        actors_and_learner(
+            "agents",
+            "workers roll out, and learners have some of the agents each; gradients are averaged",
+            learners="learners",
+            over="agents",
         ),
         environments_apart(
             "single-learner-fine",

@@ -11,6 +11,7 @@ from fragflow.policies.synchronisation import LOCKSTEP, Synchronisation
 
 Replicas = Literal["one", "workers", "learners"]
 Device = Literal["cpu", "accelerator"]
+Over = Literal["environments", "agents"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class Place:
     """a name stands for itself and all that follow it with a dot; the more specific one wins"""
     replicas: Replicas | int = "one"
     """a number, or which number of the deployment"""
+    over: Over = "environments"
+    """what its replicas have a part each of: of the environments, or of every team's agents"""
     device: Device = "accelerator"
     paired_with: str | None = None
     """shares its replicas' workers with this fragment, and is one with it on the same device"""
@@ -118,15 +121,23 @@ class Placed:
     """environments per replica"""
     asked_replicas: int
     """before replicas that share a place were fused"""
+    over: Over = "environments"
     own_devices: bool = False
     first_device: int = 0
     """where its devices begin, among those of its platform"""
 
 
 def place(
-    policy: Policy, deployment: Deployment, components: Iterable[str], num_envs: int
+    policy: Policy,
+    deployment: Deployment,
+    components: Iterable[str],
+    num_envs: int,
+    teams: tuple[int, ...] = (),
 ) -> tuple[Placed, ...]:
-    """The fragments of `policy` for an algorithm with these components."""
+    """The fragments of `policy` for an algorithm with these components.
+
+    `teams` are the numbers of agents in each; empty for one agent without an axis of its own.
+    """
     components = sorted(components)
     policy = _with_each(policy, components)
     assignment = assign(policy, components)
@@ -137,7 +148,9 @@ def place(
         if not owned:
             continue
         replicas = deployment.count(spec.replicas)
-        if num_envs % replicas:
+        if spec.over == "agents":
+            _check_agents(policy, spec, replicas, owned, teams)
+        elif num_envs % replicas:
             fits = [r for r in range(1, num_envs + 1) if num_envs % r == 0]
             nearest = min(fits, key=lambda r: abs(r - replicas))
             raise PolicyError(
@@ -154,21 +167,47 @@ def place(
                 components=owned,
                 replicas=fused,
                 device=platform,
-                num_envs=num_envs // fused,
+                num_envs=num_envs if spec.over == "agents" else num_envs // fused,
                 asked_replicas=replicas,
+                over=spec.over,
                 own_devices=spec.own_devices,
                 first_device=taken if spec.own_devices else 0,
             )
         )
         taken += fused if spec.own_devices else 0
-    counts = sorted({p.replicas for p in placed})
-    for small, large in itertools.pairwise(counts):
-        if large % small:
-            raise PolicyError(
-                f"policy {policy.name!r} would run {small} replicas of one fragment beside {large} "
-                "of another: one number must divide the other. Change --workers or --learners."
-            )
+    for over in ("environments", "agents"):
+        counts = sorted({p.replicas for p in placed if p.over == over})
+        for small, large in itertools.pairwise(counts):
+            if large % small:
+                raise PolicyError(
+                    f"policy {policy.name!r} would run {small} replicas of one fragment beside "
+                    f"{large} of another: one number must divide the other. Change --workers or "
+                    "--learners."
+                )
     return tuple(placed)
+
+
+def _check_agents(
+    policy: Policy, spec: Place, replicas: int, owned: tuple[str, ...], teams: tuple[int, ...]
+) -> None:
+    """Whether agents can be divided among the replicas of a fragment."""
+    title = f"policy {policy.name!r} divides agents among the replicas of fragment {spec.name!r}"
+    if any(c.split(".")[0] == "environment" for c in owned):
+        raise PolicyError(f"{title}, which has the environment: its agents share one world")
+    if not teams:
+        raise PolicyError(
+            f"{title}, but here is one agent. Use an environment with several, or another policy "
+            "(multi-learner)."
+        )
+    if any(size % replicas for size in teams):
+        fits = [r for r in range(1, min(teams) + 1) if all(size % r == 0 for size in teams)]
+        nearest = min(fits, key=lambda r: abs(r - replicas))
+        sizes = " and ".join(map(str, teams))
+        what = f"teams of {sizes}" if len(teams) > 1 else f"a team of {sizes}"
+        raise PolicyError(
+            f"{title}, but {what} cannot be divided among {replicas}: use {nearest} replicas "
+            "(--learners)."
+        )
 
 
 def _with_each(policy: Policy, components: Sequence[str]) -> Policy:

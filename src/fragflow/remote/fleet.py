@@ -16,9 +16,9 @@ from fragflow.remote.launcher import Demand, Launcher
 from fragflow.remote.orders import Hosting
 from fragflow.remote.placement import place
 from fragflow.remote.recipes import recipe_of, search_path
+from fragflow.runtime.parcels import fan
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.roster import Station, rosters
-from fragflow.runtime.schedule import routes
 from fragflow.runtime.script import Script, identifier, write
 
 
@@ -91,7 +91,7 @@ class Fleet:
         lanes: list[LaneInfo] = []
         for transfer in self.fdg.transfers:
             source, target = (self.fdg.fragments[f] for f in (transfer.source, transfer.target))
-            for sender, receiver in routes(source.replicas, target.replicas):
+            for sender, receiver in fan(self.fdg, transfer).routes:
                 ends = homes[source.name, sender], homes[target.name, receiver]
                 if ends[0] != ends[1]:
                     route = (transfer.name, sender, receiver)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fragflow._jax import plain_aval
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import (
     FDG,
     Carry,
@@ -96,7 +97,7 @@ class Mark:
 CODEC = Codec(
     [
         *(Hosting, Membership, Duty, Order, Mark, Shipped, LaneInfo, Address, Recipe),
-        *(FDG, Program, Fragment, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
+        *(FDG, Program, Fragment, Extent, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
         *(Kind, Tag, Part, LoopPlan, Segment, HostCall, Turns, Script),
         *(Run, Ask, Keep, Turn, Put, Get, Enter, Repeat),
     ]
@@ -108,10 +109,10 @@ def thin_graph(fdg: FDG, parts: Sequence[Part]) -> FDG:
     names = {part.fragment.name for part in parts}
     used = _values_of(fdg, parts)
     avals = {
-        part.fragment.num_envs: {
-            row.outside: plain_aval(fdg.program.avals[part.fragment.num_envs][row.outside])
+        part.fragment.extent: {
+            row.outside: plain_aval(fdg.program.avals[part.fragment.extent][row.outside])
             for other in parts
-            if other.fragment.num_envs == part.fragment.num_envs
+            if other.fragment.extent == part.fragment.extent
             for loop in other.loops
             for row in loop.rows
         }
@@ -124,7 +125,7 @@ def thin_graph(fdg: FDG, parts: Sequence[Part]) -> FDG:
             constants=(),
             sources={},
             avals=avals,
-            num_envs=fdg.program.num_envs,
+            extent=fdg.program.extent,
             labels={},
         ),
         fragments={

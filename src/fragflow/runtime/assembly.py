@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from fragflow._jax import REPLICA_AXIS, plain_aval
 from fragflow.errors import ConfigError
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.blocks import blocked_operations
@@ -23,7 +24,7 @@ from fragflow.runtime.compiled import (
 from fragflow.runtime.evaluate import Setting
 from fragflow.runtime.implementations import engine_for, kernel_programs, pick
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
-from fragflow.runtime.parcels import is_divided, part_name, share
+from fragflow.runtime.parcels import fan, is_joined, part_name
 from fragflow.runtime.plan import Part, Plan
 
 Progress = Callable[[str, int, int], None]
@@ -120,7 +121,7 @@ class Assembly:
 
         values: dict[Value, jax.Array] = {}
         for constant in fragment.constants:
-            values[constant.output] = layout.place(constant.arrays[fragment.num_envs], UNIFORM)
+            values[constant.output] = layout.place(constant.arrays[fragment.extent], UNIFORM)
         for name, array in self._sources.items():
             values[name] = place(array, name)
         for carry in fragment.loop.carries:
@@ -134,9 +135,9 @@ class Assembly:
         self, part: Part, layout: Layout, finish: Callable[[Draft, Engine | None], Any]
     ) -> list[Any]:
         fragment = part.fragment
-        avals = self._avals(part, fragment.num_envs)
+        avals = self._avals(part, fragment.extent)
         kinds = self.fdg.kinds[fragment.name]
-        setting = self._setting(part, layout, fragment.num_envs)
+        setting = self._setting(part, layout, fragment.extent)
         programs = []
         if part.fused:
             self._progress("compiling", self.num_programs, self._total)
@@ -158,34 +159,34 @@ class Assembly:
             name = f"{fragment.name}/{index}"
             engine = engine_for(self.picks[fragment.name], segment, fragment)
             types, how = avals, setting
-            if segment.num_envs is not None:
-                types = self._avals(part, segment.num_envs)
-                how = self._setting(part, layout, segment.num_envs)
+            if segment.extent is not None:
+                types = self._avals(part, segment.extent)
+                how = self._setting(part, layout, segment.extent)
             draft = draft_segment(segment, types, kinds, layout, how, name, self._compiler_options)
             programs.append(finish(draft, engine))
             self.num_programs += 1
         self._progress("compiling", self.num_programs, self._total)
         return programs
 
-    def _setting(self, part: Part, layout: Layout, num_envs: int) -> Setting:
+    def _setting(self, part: Part, layout: Layout, extent: Extent) -> Setting:
         fragment = part.fragment
         replacements = (
-            blocked_operations(fragment.loop, self._row_kinds, num_envs)
+            blocked_operations(fragment.loop, self._row_kinds, extent)
             if self._row_kinds is not None
             else {}
         )
         return Setting(
-            num_envs=num_envs,
+            extent=extent,
             group=fragment.replicas if fragment.group else 1,
             replacements=replacements,
             kernels=kernel_programs(self.picks[fragment.name], layout.platform),
         )
 
-    def _avals(self, part: Part, num_envs: int) -> dict[Value, Any]:
+    def _avals(self, part: Part, extent: Extent) -> dict[Value, Any]:
         fragment = part.fragment
-        avals = dict(self.fdg.program.avals[num_envs])
+        avals = dict(self.fdg.program.avals[extent])
         for constant in fragment.constants:
-            array = constant.arrays[num_envs]
+            array = constant.arrays[extent]
             avals[constant.output] = jax.ShapeDtypeStruct(np.shape(array), array.dtype)
         for loop in part.loops:
             avals[loop.counter] = jax.ShapeDtypeStruct((), np.int32)
@@ -211,20 +212,22 @@ def _device_key(layout: Layout) -> Any:
 
 
 def _piece_avals(fdg: FDG, transfer: Transfer) -> dict[Value, Any]:
-    source = fdg.fragments[transfer.source]
-    target = fdg.fragments[transfer.target]
-    if source.replicas <= target.replicas:
-        return {}
+    """Types of what a receiver joins: pieces of each sender, cut for the receiver."""
+    source, ends = fdg.fragments[transfer.source], fan(fdg, transfer)
 
     def aval(parcel: Parcel) -> Any:
-        plain = plain_aval(fdg.program.avals[source.num_envs][parcel.value])
+        plain = plain_aval(fdg.program.avals[source.extent][parcel.value])
+        shape = list(plain.shape)
+        if parcel.cut is not None:
+            shape[parcel.cut] //= ends.receivers
         # A partial value has a leading axis in a group, of one entry per replica.
-        stacked = source.group and parcel.collective.startswith("reduce-")
-        return jax.ShapeDtypeStruct((1, *plain.shape) if stacked else plain.shape, plain.dtype)
+        if source.group and parcel.collective.startswith("reduce-"):
+            shape.insert(0, 1)
+        return jax.ShapeDtypeStruct(tuple(shape), plain.dtype)
 
     return {
         part_name(p.value, k): aval(p)
         for p in transfer.parcels
-        if is_divided(p)
-        for k in range(share(fdg, transfer))
+        if is_joined(p)
+        for k in range(ends.senders)
     }

@@ -5,6 +5,7 @@ by row always sees the same number of environments; a worker runs as many blocks
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax import lax
 
 from fragflow._jax import Eqn, bind, contains_all_reduce, hosts_compiled_into
 from fragflow.graph.cut import BLOCK
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Loop, Op, Value, is_host_call, walk
 from fragflow.graph.kinds import Kind, Tag
 
@@ -32,23 +34,23 @@ def is_row_wise(op: Op, kinds: Mapping[Value, Kind]) -> bool:
 
 
 def blocked_operations(
-    loop: Loop, kinds: Mapping[Value, Kind], num_envs: int
+    loop: Loop, kinds: Mapping[Value, Kind], extent: Extent
 ) -> Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]:
     """Replacements, by path, for all row-wise components of a program."""
     return {
-        op.path: _blocked(op, kinds, num_envs)
+        op.path: _blocked(op, kinds, extent)
         for op in walk((loop,))
         if isinstance(op, Op) and is_row_wise(op, kinds)
     }
 
 
 def _blocked(
-    op: Op, kinds: Mapping[Value, Kind], num_envs: int
+    op: Op, kinds: Mapping[Value, Kind], extent: Extent
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    eqn: Eqn = op.eqns[BLOCK]
+    eqn: Eqn = op.eqns[replace(extent, envs=BLOCK)]
     axes = [_axis(value, kinds) for value in op.inputs]
     out_axes = [_axis(value, kinds) for value in op.outputs]
-    count = -(-num_envs // BLOCK)
+    count = -(-extent.envs // BLOCK)
 
     def apply(args: Sequence[Any]) -> Sequence[Any]:
         rows = [
@@ -70,7 +72,7 @@ def _blocked(
         stacked = lax.map(one, jnp.arange(count))
         return [
             out if axis is None else _joined(out, axis, old.aval.shape)
-            for out, axis, old in zip(stacked, out_axes, op.eqns[num_envs].outvars, strict=True)
+            for out, axis, old in zip(stacked, out_axes, op.eqns[extent].outvars, strict=True)
         ]
 
     return apply

@@ -2,6 +2,7 @@
 
 from fragflow.api.host import HostEnvironment
 from fragflow.graph.cut import Traced
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
@@ -30,9 +31,12 @@ def equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) 
     ]
     if partial:
         return f"rounding: {partial[0].source} reduces in parts"
-    whole_size = fdg.program.num_envs
-    for fragment, size in _batches(fdg):
-        line = rounding_glue(fragment, whole_size, size)
+    divided = [f.name for f in fdg.fragments.values() if f.over == "agents" and f.replicas > 1]
+    if divided:
+        return f"rounding: {', '.join(divided)} may round differently with fewer agents"
+    whole = fdg.program.extent
+    for fragment, extent in _batches(fdg):
+        line = rounding_glue(fragment, whole, extent)
         if line is not None:
             return (
                 f"rounding: what {line} computes outside components may round differently in "
@@ -41,15 +45,12 @@ def equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) 
     if deterministic:
         return "bitwise"
     different: set[str] = set()
-    for fragment, size in _batches(fdg):
+    for fragment, extent in _batches(fdg):
         observer.phase("self-test", 0, 1)
-        whole, local = source.at(whole_size), source.at(size)
+        large, small = (source.at(e).closed.jaxpr for e in (whole, extent))
+        sizes = (whole.envs, extent.envs)
         owned = set(fragment.components)
-        different |= set(
-            components_with_other_bits(
-                whole.closed.jaxpr, local.closed.jaxpr, (whole_size, size), owned.__contains__
-            )
-        )
+        different |= set(components_with_other_bits(large, small, sizes, owned.__contains__))
     if different:
         return (
             f"rounding: {', '.join(sorted(different))} may round differently in batches of this "
@@ -58,8 +59,8 @@ def equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) 
     return "bitwise"
 
 
-def _batches(fdg: FDG) -> list[tuple[Fragment, int]]:
+def _batches(fdg: FDG) -> list[tuple[Fragment, Extent]]:
     """The fragments that see fewer environments at once than there are, and how many they see."""
     sizes = [(f, size) for f in fdg.fragments.values() for size in (f.num_envs, f.first)]
     whole = fdg.program.num_envs
-    return [(f, size) for f, size in sizes if size is not None and size != whole]
+    return [(f, Extent(size)) for f, size in sizes if size is not None and size != whole]

@@ -18,6 +18,7 @@ from fragflow._jax import (
     with_kernels,
     without_barriers,
 )
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Value
 
 
@@ -36,7 +37,7 @@ class Local:
 class Setting:
     """What the same nodes need to know of the fragment that runs them."""
 
-    num_envs: int
+    extent: Extent
     group: int = 1
     """replicas that reduce among themselves in this program"""
     inline: bool = False
@@ -57,7 +58,7 @@ def evaluate(nodes: Sequence[Node | Local], env: dict[Value, Any], setting: Sett
                     if value is not None:
                         env[value] = out
             case Constant():
-                env[node.output] = jnp.asarray(node.arrays[setting.num_envs])
+                env[node.output] = jnp.asarray(node.arrays[setting.extent])
             case Local():
                 outs = node.function(*(env[v] for v in node.inputs))
                 env.update(zip(node.outputs, outs, strict=True))
@@ -68,7 +69,7 @@ def evaluate(nodes: Sequence[Node | Local], env: dict[Value, Any], setting: Sett
 
 
 def _apply(op: Op, env: Mapping[Value, Any], setting: Setting) -> Sequence[Any]:
-    eqn: Eqn = op.eqns[setting.num_envs]
+    eqn: Eqn = op.eqns[setting.extent]
     args = [
         variable.val if value is None else env[value]
         for value, variable in zip(op.inputs, eqn.invars, strict=True)

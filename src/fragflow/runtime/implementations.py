@@ -97,7 +97,7 @@ def _kernels(fragment: Fragment) -> dict[str, Sequence[Any]]:
     found: dict[str, Sequence[Any]] = {}
     for node in walk(fragment.loop.body):
         if isinstance(node, Op):
-            for name, closed in kernels_in(node.eqns[fragment.num_envs]):
+            for name, closed in kernels_in(node.eqns[fragment.extent]):
                 if name in KERNELS:
                     found.setdefault(name, closed.in_avals)
     return found

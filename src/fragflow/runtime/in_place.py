@@ -15,7 +15,7 @@ def large_state(fdg: FDG, fragment: Fragment) -> dict[Value, Value]:
     """
     if fdg.delays or fdg.server is not None:
         return {}
-    avals = fdg.program.avals[fragment.num_envs]
+    avals = fdg.program.avals[fragment.extent]
     carries = fragment.loop.carries
     shared = {c.next for c in carries if c.next == c.inside}
     shared |= {parcel.value for transfer in fdg.transfers for parcel in transfer.parcels}

@@ -7,8 +7,7 @@ import numpy as np
 
 from fragflow.graph.ir import Transfer
 from fragflow.runtime.local import GRACE_SECONDS, LocalRuntime
-from fragflow.runtime.parcels import share
-from fragflow.runtime.schedule import routes
+from fragflow.runtime.parcels import fan, is_sent
 from fragflow.runtime.streams import Streams
 from fragflow.runtime.worker import Metrics, Worker
 
@@ -63,17 +62,16 @@ class LaggedRuntime(LocalRuntime):
 
     def _preload(self, transfer: Transfer) -> None:
         """Puts the first values of what a message brings where it will be awaited."""
-        source = self.fdg.fragments[transfer.source]
         target = self.fdg.fragments[transfer.target]
         mirrors = {c.next: c.inside for c in target.loop.carries}
-        pieces = share(self.fdg, transfer)
-        for sender, receiver in routes(source.replicas, target.replicas):
+        ends = fan(self.fdg, transfer)
+        for sender, receiver in ends.routes:
             worker = next(
                 w for w in self._workers if w.name == target.name and receiver in w.replicas
             )
             payload = [
                 worker.piece(mirrors[parcel.value], receiver)
-                if parcel.collective != "pick" or sender % pieces == 0
+                if is_sent(parcel, sender, ends)
                 else None
                 for parcel in transfer.parcels
             ]

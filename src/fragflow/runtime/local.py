@@ -18,6 +18,7 @@ from fragflow.runtime.channels import Channels, Closed
 from fragflow.runtime.crew import Crew
 from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
+from fragflow.runtime.parcels import fan
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.roster import Station, rosters
 from fragflow.runtime.streams import POLL_SECONDS
@@ -75,8 +76,7 @@ class LocalRuntime:
             transfer_bytes(fdg, t) * trips[t.name] for t in fdg.transfers
         )
         self._messages_per_iteration = sum(
-            max(fdg.fragments[t.source].replicas, fdg.fragments[t.target].replicas) * trips[t.name]
-            for t in fdg.transfers
+            len(fan(fdg, t).routes) * trips[t.name] for t in fdg.transfers
         )
         self._iterations = 0
         self.total_iterations = int(sources["total_iterations"])

@@ -23,7 +23,7 @@ def joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
     """Joins the pieces of a gather or a reduction."""
 
     def gather(*parts: Any) -> Sequence[Any]:
-        return (jnp.concatenate(parts, parcel.axis),)
+        return (jnp.concatenate(parts, parcel.join),)
 
     def reduce(*parts: Any) -> Sequence[Any]:
         # Summed in the order of replicas, whichever came first.
@@ -33,7 +33,7 @@ def joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
             total = jnp.maximum(total, part) if parcel.collective == "reduce-max" else total + part
         return (total / len(parts) if parcel.collective == "reduce-mean" else total,)
 
-    return apart(gather if parcel.collective == "gather" else reduce)
+    return apart(reduce if parcel.join is None else gather)
 
 
 def zeros(aval: Any) -> Callable[..., Sequence[Any]]:

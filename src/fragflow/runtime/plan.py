@@ -23,7 +23,7 @@ from fragflow.graph.turns import host_steps
 from fragflow.runtime.evaluate import Local
 from fragflow.runtime.in_place import large_state
 from fragflow.runtime.pack import Draft, pack_rows
-from fragflow.runtime.parcels import part_name, share
+from fragflow.runtime.parcels import fan, is_joined, part_name
 from fragflow.runtime.pieces import joiner, put_row, splitter, take_row, zeros
 from fragflow.runtime.schedule import (
     Ask,
@@ -107,7 +107,7 @@ def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
     planner.flush()
     draft = planner.draft()
     if pack:
-        pack_rows(draft, fdg.program.avals[fragment.num_envs])
+        pack_rows(draft, fdg.program.avals[fragment.extent])
     segments = _finished(draft, large)
     return Part(
         fragment=fragment,
@@ -132,7 +132,7 @@ class _Planner:
         self.turns: list[Turns] = []
         self._fdg = fdg
         self._fragment = fragment
-        self._avals = fdg.program.avals[fragment.num_envs]
+        self._avals = fdg.program.avals[fragment.extent]
         self._pending: list[Node | Local] = []
         self._segments: list[tuple[Node | Local, ...]] = []
         outer = fragment.loop
@@ -176,15 +176,15 @@ class _Planner:
         self.turns.append(turns)
 
     def _send(self, transfer: Transfer) -> None:
-        pieces = share(self._fdg, transfer)
+        pieces = fan(self._fdg, transfer).receivers
         for parcel in transfer.parcels:
-            if parcel.collective == "scatter":
+            if parcel.cut is not None:
                 names = tuple(part_name(parcel.value, k) for k in range(pieces))
                 self._pending.append(
                     Local(
                         inputs=(parcel.value,),
                         outputs=names,
-                        function=splitter(pieces, parcel.axis or 0),
+                        function=splitter(pieces, parcel.cut),
                     )
                 )
                 self._shell_reads |= set(names)
@@ -198,9 +198,9 @@ class _Planner:
         if any(isinstance(n, Op) and n.components for n in walk(ops_in(self._pending))):
             self.flush()
         self.code.append(Get(transfer))
-        pieces = share(self._fdg, transfer)
+        pieces = fan(self._fdg, transfer).senders
         for parcel in transfer.parcels:
-            if parcel.collective == "gather" or parcel.collective.startswith("reduce-"):
+            if is_joined(parcel):
                 names = tuple(part_name(parcel.value, k) for k in range(pieces))
                 join = joiner(parcel, self._avals[parcel.value])
                 self._pending.append(Local(inputs=names, outputs=(parcel.value,), function=join))

@@ -102,8 +102,10 @@ def advance(code: Code, cursor: Cursor) -> Cursor:
 Replica: TypeAlias = tuple[str, int]
 
 
-def routes(sources: int, targets: int) -> tuple[tuple[int, int], ...]:
+def routes(sources: int, targets: int, crossed: bool = False) -> tuple[tuple[int, int], ...]:
     """The (sending, receiving) replicas of a message."""
+    if crossed:
+        return tuple((s, t) for s in range(sources) for t in range(targets))
     if sources >= targets:
         share = sources // targets
         return tuple((s, s // share) for s in range(sources))
@@ -176,4 +178,5 @@ class Schedule:
         return [(put.transfer.name, s, t) for s, t in self._routes(put.transfer) if s == replica[1]]
 
     def _routes(self, transfer: Transfer) -> tuple[tuple[int, int], ...]:
-        return routes(self.replicas[transfer.source], self.replicas[transfer.target])
+        sources, targets = self.replicas[transfer.source], self.replicas[transfer.target]
+        return routes(sources, targets, transfer.crossed)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fragflow._jax import source_line
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Receive, Value, walk
 from fragflow.runtime.evaluate import Local
 
@@ -18,7 +19,7 @@ class Segment:
     donated: frozenset[Value] = frozenset()
     is_repeated: bool = False
     """runs at every step of a loop, so that what a call costs counts"""
-    num_envs: int | None = None
+    extent: Extent | None = None
     """environments that it is run for; None: all that the fragment holds"""
 
     @property

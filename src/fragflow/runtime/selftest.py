@@ -18,6 +18,7 @@ from fragflow._jax import (
     is_key,
     source_line,
 )
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Fragment, Op, walk
 from fragflow.graph.pair import sized_dims
 
@@ -45,14 +46,14 @@ _EXACT = frozenset(
 """operations that move numbers, and do not round"""
 
 
-def rounding_glue(fragment: Fragment, whole: int, size: int) -> str | None:
+def rounding_glue(fragment: Fragment, whole: Extent, local: Extent) -> str | None:
     """The line of an operation outside components that rounds rows of environments, if any.
 
     What it is fused with depends on the cut and on the batch, and so may its last bits.
     """
     for op in walk((fragment.loop,)):
         if isinstance(op, Op) and not op.components:
-            a, b = op.eqns[whole], op.eqns[size]
+            a, b = op.eqns[whole], op.eqns[local]
             pairs = zip(a.outvars, b.outvars, strict=True)
             has_rows = any(sized_dims(x.aval, y.aval) for x, y in pairs)
             if has_rows and _rounds(a):

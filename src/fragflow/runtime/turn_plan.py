@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Fragment, Loop, Node, Value
 from fragflow.graph.turns import host_steps
 from fragflow.runtime.segments import HostCall, Segment, defines_of, reads_of
@@ -29,6 +30,8 @@ class Turns:
 def plan_turns(fragment: Fragment, loop: Loop) -> Turns:
     """`loop` cut at its step of the environments."""
     (op,) = host_steps(loop.body)
+    assert fragment.first is not None
+    first = Extent(fragment.first)
     call, position = HostCall.of(op), loop.body.index(op)
     before, after = loop.body[:position], loop.body[position + 1 :]
     collected = {s.element for s in loop.stacks} | {c.next for c in loop.carries}
@@ -41,7 +44,7 @@ def plan_turns(fragment: Fragment, loop: Loop) -> Turns:
             inputs=tuple(reads_of(nodes)),
             outputs=tuple(v for v in defines_of(nodes) if v in wanted),
             is_repeated=True,
-            num_envs=fragment.first,
+            extent=first,
         )
 
     inside = {c.inside for c in loop.carries} | {s.inside for s in loop.slices}

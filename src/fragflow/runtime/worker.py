@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, varying
 from fragflow.runtime.channels import Lanes
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Layout, kind_of, on_host
-from fragflow.runtime.parcels import incoming, outgoing, share
+from fragflow.runtime.parcels import fan, incoming, is_sent, outgoing
 from fragflow.runtime.plan import Part
-from fragflow.runtime.schedule import routes
 from fragflow.runtime.segments import HostCall
 from fragflow.runtime.turns import Roamer
 
@@ -120,7 +120,7 @@ class Worker:
         start = len(self.programs) - 2 * (len(self.part.turns) - index)
         programs = self.programs[start : start + 2]
         constants = {
-            c.output: c.arrays[first]
+            c.output: c.arrays[Extent(first)]
             for c in self.part.fragment.constants
             if c.output in turns.inputs
         }
@@ -133,7 +133,7 @@ class Worker:
         """
         fragment = self.part.fragment
         count = fragment.num_envs * len(self.replicas)
-        aval = self._fdg.program.avals[fragment.num_envs][value]
+        aval = self._fdg.program.avals[fragment.extent][value]
         shape = (aval.shape[0], count, *aval.shape[2:])
         return functools.partial(np.empty, shape, aval.dtype)
 
@@ -154,19 +154,17 @@ class Worker:
 
     def sender(self, transfer: Transfer) -> Callable[..., None]:
         """A function that sends a message's pieces to all its receivers."""
-        pieces = share(self._fdg, transfer)
+        ends = fan(self._fdg, transfer)
         starts = _starts(outgoing(self._fdg, transfer))
         lanes: list[tuple[int, Callable[[Any], None], list[int | None]]] = []
-        for sender, receiver in self._routes(transfer):
+        for sender, receiver in ends.routes:
             if sender not in self.replicas:
                 continue
             queue = self._channels.open(transfer.name, sender, receiver)
             positions: list[int | None] = []
             for parcel, start in zip(transfer.parcels, starts, strict=True):
-                is_cut = parcel.collective == "scatter"
-                # A uniform value comes from the first of several senders only.
-                needed = parcel.collective != "pick" or sender % pieces == 0
-                positions.append(start + receiver % pieces * is_cut if needed else None)
+                piece = receiver % ends.receivers if parcel.cut is not None else 0
+                positions.append(start + piece if is_sent(parcel, sender, ends) else None)
             lanes.append((self.replicas.index(sender), queue.put, positions))
         layout, is_group = self._layout, self._layout.replicas > 1
 
@@ -180,7 +178,7 @@ class Worker:
     def receiver(self, transfer: Transfer) -> Callable[[], Sequence[Any]]:
         """A function that waits for a message of all its senders, and returns its pieces."""
         lanes: dict[int, list[Any]] = {}
-        for sender, receiver in self._routes(transfer):
+        for sender, receiver in fan(self._fdg, transfer).routes:
             if receiver in self.replicas:
                 queue = self._channels.open(transfer.name, sender, receiver)
                 lanes.setdefault(receiver, []).append(queue)
@@ -201,11 +199,6 @@ class Worker:
             ]
 
         return receive
-
-    def _routes(self, transfer: Transfer) -> Sequence[tuple[int, int]]:
-        sources = self._fdg.fragments[transfer.source].replicas
-        targets = self._fdg.fragments[transfer.target].replicas
-        return routes(sources, targets)
 
 
 def _starts(names: Sequence[Sequence[Value]]) -> list[int]:

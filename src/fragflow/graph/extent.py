@@ -1,0 +1,128 @@
+"""How much of a run a fragment holds: some environments, and in each all agents or some of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow.api.environment import Environment, Step, num_agents_of, teams_of
+from fragflow.api.host import Host, HostEnvironment
+from fragflow.api.spaces import Space
+from fragflow.api.vector import AnyEnvironment
+from fragflow.policies.policy import Over
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a program is traced for."""
+
+    envs: int
+    times: int = 1
+    parts: int = 1
+    """of every team's agents there are `times / parts` as many as in the environment"""
+
+    def __str__(self) -> str:
+        agents = {(1, 1): "", (2, 1): " of twice the agents"}.get(
+            (self.times, self.parts), f" with a part in {self.parts} of the agents"
+        )
+        return f"{self.envs} environments{agents}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What fragments are replicated over, and two extents that differ in nothing else."""
+
+    over: Over
+    extents: tuple[Extent, Extent]
+    sizes: tuple[int, int]
+    """how many pieces, each of which a replica could hold, there are in these extents"""
+    teams: tuple[int, ...] = ()
+    """of agents: how many are in each team in the second extent"""
+
+
+def environments_axis(large: int, small: int) -> Axis:
+    return Axis(over="environments", extents=(Extent(large), Extent(small)), sizes=(large, small))
+
+
+def agents_axis(envs: int, parts: int, teams: tuple[int, ...]) -> Axis:
+    """Agents that are divided into `parts`, beside twice as many: one may be too few to tell."""
+    extents = (Extent(envs, times=2), Extent(envs))
+    return Axis(over="agents", extents=extents, sizes=(2 * parts, parts), teams=teams)
+
+
+def as_traced(environment: AnyEnvironment | Host, extent: Extent) -> Any:
+    """`environment` as a program of that extent sees it."""
+    if (extent.times, extent.parts) == (1, 1):
+        return environment
+    if isinstance(environment, Host):
+        part = _HostPart(environment.environment, extent)
+        return Host(part, is_compiled=environment.is_compiled)
+    if isinstance(environment, HostEnvironment):
+        return _HostPart(environment, extent)
+    return _JaxPart(environment, extent)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An environment that shows another number of agents. Never run: it is there for its shapes."""
+
+    whole: Any
+    extent: Extent
+
+    @property
+    def name(self) -> str:
+        return self.whole.name
+
+    @property
+    def observation(self) -> Space:
+        return self.whole.observation
+
+    @property
+    def action(self) -> Space:
+        return self.whole.action
+
+    @property
+    def total_teams(self) -> tuple[int, ...]:
+        return teams_of(self.whole)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        return tuple(n * self.extent.times // self.extent.parts for n in self.total_teams)
+
+    @property
+    def num_agents(self) -> int:
+        return sum(self.teams)
+
+
+class _JaxPart(_Part):
+    whole: Environment
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        state, obs = self.whole.reset(key)
+        return state, _resized(obs, self.num_agents)
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> Step:
+        step = self.whole.step(state, _resized(action, num_agents_of(self.whole) or 1), key)
+        return Step(step.state, *_resized(tuple(step[1:]), self.num_agents))
+
+
+class _HostPart(_Part):
+    whole: HostEnvironment
+
+    @property
+    def has_mask(self) -> bool:
+        return self.whole.has_mask
+
+    @property
+    def draws_apart(self) -> bool:
+        return self.whole.draws_apart
+
+    def open(self, ids: Any) -> Any:
+        raise AssertionError(f"some agents of {self.name} cannot be stepped by themselves: {ids}")
+
+
+def _resized(tree: Any, count: int) -> Any:
+    """Arrays with `count` rows, of those that there are."""
+    return jax.tree.map(lambda x: jnp.asarray(x)[np.arange(count) % jnp.shape(x)[0]], tree)
