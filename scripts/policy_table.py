@@ -24,7 +24,7 @@ ENVIRONMENTS = {
     "sac": "Pendulum-v1",
     "recurrent-ppo": "CartPole-positions",
 }
-TAG: dict[str, Any] = {"agents": 6, "neighbours": 3}
+TAG: dict[str, Any] = {"agents": 6, "taggers": 2, "neighbours": 3}
 AGENTS = {"ippo": TAG, "mappo": TAG}
 """algorithms for several agents, and the game they play"""
 WORKERS = 2

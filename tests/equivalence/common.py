@@ -33,6 +33,7 @@ def train(
     *,
     num_envs: int,
     iterations: int,
+    learners: int = 1,
 ) -> Outcome:
     """A run of a few iterations; `env` is a name or an object.
 
@@ -46,7 +47,7 @@ def train(
         total_steps=iterations * steps * num_envs,
         seed=0,
     )
-    return run(experiment, named_policy(policy), workers=workers)
+    return run(experiment, named_policy(policy), workers=workers, learners=learners)
 
 
 def digest(state: Any) -> str:

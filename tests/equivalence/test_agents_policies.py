@@ -45,6 +45,18 @@ def test_a_learner_for_each_team_gives_the_same_bits(workers):
     assert digest(cut.state) == digest(fused.state)
 
 
+@pytest.mark.parametrize(("learners", "workers"), [(2, 2), (2, 1), (1, 2)])
+def test_learners_that_have_some_of_the_agents_agree_to_rounding(learners, workers):
+    fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=24, iterations=3)
+    how = {"num_envs": 24, "iterations": 3, "learners": learners}
+    cut = train(*CASES["ippo"], "agents", workers, **how)
+    assert cut.start.fdg is not None
+    assert cut.start.fdg.fragments["learner"].extent.parts == learners
+    if learners == 1:
+        assert digest(cut.state) == digest(fused.state)
+    assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-4
+
+
 def test_a_learner_for_each_agent_learns_the_same():
     alone = make_environment(SPREAD, apart=True)
     assert alone.teams == (1, 1, 1)

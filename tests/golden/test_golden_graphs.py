@@ -11,8 +11,8 @@ from fragflow.graph.show import FORMATS, render
 from fragflow.policies import POLICIES, Deployment
 
 HERE = Path(__file__).parent
-ONE_TEAM = [name for name in POLICIES if name != "learner-per-team"]
-"""`learner-per-team` is `single-learner-coarse` to them"""
+ONE_TEAM = [name for name in POLICIES if name not in ("learner-per-team", "agents")]
+"""the others are `single-learner-coarse` to them"""
 SUFFIX = {"text": "txt", "mermaid": "mmd", "json": "json"}
 
 

@@ -60,7 +60,8 @@ def test_workers_and_the_server_exchange_gradients_and_parameters_only():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_golden_graph_of_two_teams(policy: str, update_golden: bool):
     source = traced(IPPO(rollout_length=16), make_environment("Tag", agents=10), 16)
-    graph = cut(source, POLICIES[policy], Deployment(workers=2, learners=1))
+    learners = 2 if policy == "agents" else 1
+    graph = cut(source, POLICIES[policy], Deployment(workers=2, learners=learners))
     found = render(graph, "text", "ippo on Tag")
     path = HERE / f"ippo-{policy}-2.txt"
     if update_golden:

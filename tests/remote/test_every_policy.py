@@ -8,10 +8,11 @@ import pytest
 
 from fragflow.algorithms.a3c import A3C
 from fragflow.algorithms.impala import IMPALA
+from fragflow.algorithms.ippo import IPPO
 from fragflow.algorithms.mappo import MAPPO
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
-from fragflow.errors import PolicyError
+from fragflow.errors import PolicyError, TraceError
 from fragflow.policies.named import POLICIES
 from fragflow.policies.policy import Deployment
 from fragflow.remote.cluster import Cluster
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, tuple[Any, str]] = {
     "ppo": (PPO(rollout_length=8, epochs=2, minibatches=2, hidden=(8,)), "CartPole-v1"),
     "a3c": (A3C(rollout_length=4, hidden=(8,)), "CartPole-v1"),
     "impala": (IMPALA(rollout_length=4, hidden=(8,)), "CartPole-v1"),
+    "ippo": (IPPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,)), "Tag"),
     "mappo": (
         MAPPO(rollout_length=8, chunk_length=4, epochs=1, minibatches=2, hidden=(8,), units=8),
         "jaxmarl:MPE_simple_spread_v3",
@@ -53,13 +55,17 @@ def test_results_are_those_of_threads(
         seed=3,
     )
     chosen = POLICIES[policy]
-    if needed_devices(chosen, Deployment(workers=workers)) > len(jax.devices()):
+    numbers: dict[str, Any] = {
+        "workers": workers,
+        "learners": workers if policy == "agents" else 1,
+    }
+    if needed_devices(chosen, Deployment(**numbers)) > len(jax.devices()):
         pytest.skip("needs more devices than tests have")
     try:
-        threads = run(experiment, chosen, workers=workers)
-    except PolicyError as error:
+        threads = run(experiment, chosen, **numbers)
+    except (PolicyError, TraceError) as error:
         pytest.skip(f"makes no sense: {error}")
-    elsewhere = run(experiment, chosen, workers=workers, runtime=runtime, **more)
+    elsewhere = run(experiment, chosen, runtime=runtime, **numbers, **more)
     assert_alike(threads, elsewhere, is_exact=not _has_large_group(threads))
 
 

@@ -144,7 +144,7 @@ class _Builder:
                     "can be cut: move the components out of it, or place them together."
                 )
         inputs = tuple(self._name(k, eqns) for k in range(len(eqn.invars)))
-        forwarded = _forwarded(eqn)
+        forwarded = _forwarded_in_all(list(eqns.values()))
         names = [
             (inputs[forwarded[k]] if k in forwarded else None) or f"{path}.{k}"
             for k in range(len(eqn.outvars))
@@ -294,6 +294,11 @@ def _call_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
         if isinstance(inner, Jaxpr):
             return ClosedJaxpr(inner, ())
     return None
+
+
+def _forwarded_in_all(eqns: Sequence[Eqn]) -> dict[int, int]:
+    first, *others = (_forwarded(eqn) for eqn in eqns)
+    return {k: i for k, i in first.items() if all(other.get(k) == i for other in others)}
 
 
 def _forwarded(eqn: Eqn) -> dict[int, int]:

@@ -210,8 +210,8 @@ def _isolated(
 
     for k, (members, cost) in enumerate(edges):
         ends = {terminal(path) for path in members}
-        if len(ends) == 1:
-            continue
+        if len(ends) == 1 or {"source", "sink"} <= ends:
+            continue  # never separated, or always: it decides nothing
         graph.add_edge(
             f"in {k}", f"out {k}", **({} if cost == float("inf") else {"capacity": cost})
         )

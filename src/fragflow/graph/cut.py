@@ -132,19 +132,24 @@ def cut(
     flow = dataflow(program)
 
     state = {axis.over: _state_kinds(source, program, axis) for axis in axes}
-    along: dict[Over, Mapping[Value, Kind]] = {}
-    for axis in axes:
-        whole = [p.name for p in placed if p.over != axis.over]
 
-        def is_whole(op: Op, whole: Sequence[str] = whole) -> bool:
+    def everywhere(axis: Axis, whole: Sequence[str] = ()) -> Mapping[Value, Kind]:
+        """Kinds if all were replicated along `axis` but components of the `whole` fragments."""
+
+        def holds_all(op: Op) -> bool:
             return any(fragment_of(c) in whole for c in op.components)
 
-        holds_all = is_whole if axis.over == "agents" else (lambda _: False)
         inference = Inference(program, axis, state[axis.over], {EVERYWHERE: 2}, holds_all)
-        along[axis.over] = inference.run({EVERYWHERE: program.loop})[EVERYWHERE]
-    owners = colour(
-        program, flow, placed, fragment_of, along or {"environments": _all_uniform(program)}
-    )
+        return inference.run({EVERYWHERE: program.loop})[EVERYWHERE]
+
+    row_kinds = everywhere(axes[0]) if axes else _all_uniform(program)
+    views: dict[Over, Mapping[Value, Kind]] = {"environments": row_kinds}
+    if len(axes) > 1:
+        views = {
+            axis.over: everywhere(axis, [p.name for p in placed if p.over != axis.over])
+            for axis in axes
+        }
+    owners = colour(program, flow, placed, fragment_of, views)
     check_owners(flow, owners, list(replicas))
 
     names = list(replicas)
@@ -174,7 +179,7 @@ def cut(
         fragments=fragments,
         transfers=tuple(t for t, _ in transfers_in(loop)),
         kinds={p.name: known.get(p.over, known["environments"])[p.name] for p in placed},
-        row_kinds=along.get("environments", {}),
+        row_kinds=row_kinds if axes else {},
     )
     check_fdg(fdg)
     fdg = with_turns(fdg, policy.first, source.environment)

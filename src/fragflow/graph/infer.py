@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fragflow._jax import ClosedJaxpr
+from fragflow._jax import ClosedJaxpr, source_line
+from fragflow.errors import TraceError
 from fragflow.graph.extent import Axis
 from fragflow.graph.ir import Constant, Loop, Node, Op, Program, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, Kind, Tag, join, mixed, varying
@@ -17,8 +18,9 @@ NEEDS_ALL = "is computed from all environments at once, but used where only some
 def initial_kinds(a: ClosedJaxpr, b: ClosedJaxpr, axis: Axis) -> list[Kind]:
     """Kinds of the state's leaves; the first state is made once, for all environments."""
     context = Context(axis=axis)
-    inputs = [UNIFORM, _env_ids(axis)]
-    results = analyse(a, b, inputs, context)
+    if axis.over == "agents":
+        return context.of_all_agents(a.jaxpr, b.jaxpr)
+    results = analyse(a, b, [UNIFORM, varying(0)], context)
     return [
         kind if kind.tag is Tag.VARYING or sized_dims(x.aval, y.aval) else UNIFORM
         for x, y, kind in zip(a.jaxpr.outvars, b.jaxpr.outvars, results, strict=True)
@@ -138,9 +140,12 @@ class Inference:
         # An environment on the host is opened, down to what is asked of it.
         is_agents = self._axis.over == "agents"
         is_world = any(c.startswith("environment") for c in op.components)
-        results = (
-            context.of_all_agents(a, b) if is_agents and is_world else context.apply(a, b, inputs)
-        )
+        try:
+            of_all = is_agents and is_world
+            results = context.of_all_agents(a, b) if of_all else context.apply(a, b, inputs)
+        except TraceError as error:
+            names = "/".join(sorted(op.components)) or a.primitive.name
+            raise TraceError(f"in {names} ({source_line(a)}): {error}") from None
         self._cache[(name, op.path)] = (inputs, results)
         for value, kind in zip(op.outputs, results, strict=True):
             self._write(name, value, kind)

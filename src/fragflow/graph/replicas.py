@@ -74,17 +74,21 @@ def _eqns(a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], context: "Context") -> None:
         env.update(zip(x.outvars, context.apply(x, y, kinds), strict=True))
 
     if len(a.eqns) != len(b.eqns):
-        _refuse(max(a, b, key=lambda jaxpr: len(jaxpr.eqns)).eqns[-1], context)
+        longer = max(a, b, key=lambda jaxpr: len(jaxpr.eqns)).eqns
+        # What JAX adds by itself has no line.
+        _refuse(next((e for e in reversed(longer) if source_line(e)), longer[-1]), context)
 
 
 def _refuse(eqn: Eqn, context: "Context") -> NoReturn:
+    line = source_line(eqn)
+    where = f"at {line} " if line else ""
     if context.axis.over == "agents":
         raise TraceError(
-            f"what happens at {source_line(eqn)} depends on how many agents are here, so that "
-            "they cannot be divided. Only shapes may depend on it."
+            f"what happens {where}depends on how many agents are here, so that they cannot be "
+            "divided. Only shapes may depend on it."
         )
     raise TraceError(
-        f"what happens at {source_line(eqn)} depends on num_envs: it differs between "
+        f"what happens {where}depends on num_envs: it differs between "
         f"{context.sizes[0]} and {context.sizes[1]} environments. Only shapes may depend on it."
     )
 
@@ -122,7 +126,7 @@ class Context:
         made = self.of_all_agents(a, b)
         return [m if k.tag is Tag.UNIFORM else k for k, m in zip(results, made, strict=True)]
 
-    def of_all_agents(self, a: Eqn, b: Eqn) -> list[Kind]:
+    def of_all_agents(self, a: Eqn | Jaxpr, b: Eqn | Jaxpr) -> list[Kind]:
         """Kinds of results that are made for all agents at once, as an environment does."""
         return [self._by_length(x.aval, y.aval) for x, y in zip(a.outvars, b.outvars, strict=True)]
 

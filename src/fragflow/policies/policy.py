@@ -194,7 +194,7 @@ def _check_agents(
     title = f"policy {policy.name!r} divides agents among the replicas of fragment {spec.name!r}"
     if any(c.split(".")[0] == "environment" for c in owned):
         raise PolicyError(f"{title}, which has the environment: its agents share one world")
-    if not teams:
+    if not teams and replicas > 1:
         raise PolicyError(
             f"{title}, but here is one agent. Use an environment with several, or another policy "
             "(multi-learner)."
@@ -205,8 +205,8 @@ def _check_agents(
         sizes = " and ".join(map(str, teams))
         what = f"teams of {sizes}" if len(teams) > 1 else f"a team of {sizes}"
         raise PolicyError(
-            f"{title}, but {what} cannot be divided among {replicas}: use {nearest} replicas "
-            "(--learners)."
+            f"{title}, but {what} cannot be divided among {replicas}: use {nearest} "
+            f"replica{'s' * (nearest > 1)} (--learners)."
         )
 
 
