@@ -96,9 +96,11 @@ def refusal(policy: Policy, act: Callable[[], object]) -> str | None:
         act()
     except FragflowError as error:
         reason = " ".join(str(error).split())
-        for words in (f"policy {policy.name!r}", policy.name):
-            reason = reason.replace(words, "the policy", 1)
+        names = (f"policy {policy.name!r}", policy.name)
+        words = next((name for name in names if name in reason), "")
+        reason = reason.replace(words, "the policy", 1) if words else reason
         reason = re.sub(r"\d+ times", "many times", reason)
+        reason = re.sub(r"\S*/src/(fragflow/[\w/]+\.py):\d+:\d+", r"`\1`", reason)
         return f"{reason[0].upper()}{reason[1:]}"
     return None
 

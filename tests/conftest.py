@@ -32,14 +32,16 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
 
-COMPILED_QUICKLY = ("docs", "remote")
+COMPILED_QUICKLY = ("docs", "graph", "remote", "unit")
 """folders whose programs are compiled with few optimisations: most of the time would go there"""
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    is_quick = request.path.parent.name in COMPILED_QUICKLY
-    jax.config.update("jax_disable_most_optimizations", is_quick)
+    """Tests that compare bits of real runs, or that compute for long, are not compiled so."""
+    has = request.node.get_closest_marker
+    is_quick = request.path.parent.name in COMPILED_QUICKLY and not has("optimised")
+    jax.config.update("jax_disable_most_optimizations", is_quick or has("quick") is not None)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

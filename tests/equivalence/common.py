@@ -24,21 +24,29 @@ def graded(cases: Iterable[tuple[Any, ...]], *, workers: int = 2) -> list[Any]:
     return [case if case[1] == workers else pytest.param(*case, marks=slow) for case in cases]
 
 
+def train(*what: Any, **settings: int) -> Outcome:
+    """A run of a few iterations: of an algorithm in an environment, under a policy, by workers.
+
+    The algorithm has a `rollout_length`; the environment is a name or an object. What has run
+    before, with the same optimisations, is kept.
+    """
+    is_quick = jax.config.read("jax_disable_most_optimizations")
+    return _train(*what, is_quick, **settings)
+
+
 @functools.cache
-def train(
+def _train(
     algorithm: Algorithm,
     env: Any,
     policy: str,
     workers: int,
+    is_quick: bool,
     *,
     num_envs: int,
     iterations: int,
     learners: int = 1,
 ) -> Outcome:
-    """A run of a few iterations; `env` is a name or an object.
-
-    `algorithm` has a `rollout_length`.
-    """
+    del is_quick
     steps: int = getattr(algorithm, "rollout_length")  # noqa: B009
     experiment = Experiment(
         algorithm=algorithm,
@@ -48,6 +56,21 @@ def train(
         seed=0,
     )
     return run(experiment, named_policy(policy), workers=workers, learners=learners)
+
+
+def forget() -> None:
+    """Frees the runs that are kept."""
+    _train.cache_clear()
+
+
+def assert_as_said(cut: Outcome, fused: Outcome) -> None:
+    """The same bits; or, where a processor's kernels round differently, the run has said so."""
+    if cut.start.equality == "bitwise":
+        assert digest(cut.state) == digest(fused.state)
+        assert [r.metrics for r in cut.rows] == [r.metrics for r in fused.rows]
+    else:
+        assert "may round differently in batches of this size" in cut.start.equality
+        assert relative_error(cut.state.params, fused.state.params) < 1e-4
 
 
 def digest(state: Any) -> str:

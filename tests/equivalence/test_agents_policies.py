@@ -45,7 +45,8 @@ def test_a_learner_for_each_team_gives_the_same_bits(workers):
     assert digest(cut.state) == digest(fused.state)
 
 
-@pytest.mark.parametrize(("learners", "workers"), [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.quick
+@pytest.mark.parametrize(("learners", "workers"), [(2, 2), (1, 2)])
 def test_learners_that_have_some_of_the_agents_agree_to_rounding(learners, workers):
     fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=24, iterations=3)
     how = {"num_envs": 24, "iterations": 3, "learners": learners}
@@ -57,6 +58,7 @@ def test_learners_that_have_some_of_the_agents_agree_to_rounding(learners, worke
     assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-4
 
 
+@pytest.mark.quick
 def test_a_learner_for_each_agent_learns_the_same():
     alone = make_environment(SPREAD, apart=True)
     assert alone.teams == (1, 1, 1)
@@ -68,6 +70,7 @@ def test_a_learner_for_each_agent_learns_the_same():
     assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-3
 
 
+@pytest.mark.quick
 def test_where_steps_round_differently_it_is_said():
     fused = train(RECURRENT, SPREAD, "gpu-only", 1, num_envs=64, iterations=2)
     cut = train(RECURRENT, SPREAD, "single-learner-coarse", 2, num_envs=64, iterations=2)
@@ -76,6 +79,7 @@ def test_where_steps_round_differently_it_is_said():
     assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-3
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("case", "policy"),

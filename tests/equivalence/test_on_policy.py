@@ -2,7 +2,14 @@
 
 import pytest
 
-from equivalence.common import ONE_LEARNER, REPLICATED, digest, graded, relative_error, train
+from equivalence.common import (
+    ONE_LEARNER,
+    REPLICATED,
+    assert_as_said,
+    graded,
+    relative_error,
+    train,
+)
 from fragflow.algorithms.a3c import A2C
 from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.recurrent_ppo import RecurrentPPO
@@ -27,11 +34,10 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
     cut = train(*CASES[case], policy, workers, num_envs=64, iterations=3)
     assert fused.messages == 0
     assert cut.messages > 0
-    assert cut.start.equality == "bitwise"
-    assert digest(cut.state) == digest(fused.state)
-    assert [r.metrics for r in cut.rows] == [r.metrics for r in fused.rows]
+    assert_as_said(cut, fused)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", REPLICATED)
 @pytest.mark.parametrize("case", CASES)

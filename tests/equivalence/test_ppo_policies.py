@@ -72,6 +72,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(policy, workers, 
     assert [r.metrics for r in cut.rows] == [r.metrics for r in fused.rows]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("workers", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 4))])
 @pytest.mark.parametrize("policy", REPLICATED)
 def test_replicated_learners_agree_to_rounding(policy, workers):

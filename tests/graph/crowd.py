@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,14 @@ class Crowd:
 
     teams: tuple[int, ...] = (8,)
     name: str = "Crowd"
-    observation: ClassVar[ff.Space] = ff.Box(shape=(2,))
-    action: ClassVar[ff.Space] = ff.Box(shape=(1,))
+
+    @property
+    def observation(self) -> ff.Space:
+        return ff.Box(shape=(2,))
+
+    @property
+    def action(self) -> ff.Space:
+        return ff.Box(shape=(1,))
 
     @property
     def num_agents(self) -> int:

@@ -1,5 +1,7 @@
 """Fragments replicated over agents: what crosses, what is learnt, and what is refused."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,9 @@ from graph.toy import Drift, Toy
 TWO_TEAMS = Crowd(teams=(4, 8))
 
 
-def build(algorithm, environment=TWO_TEAMS, workers=2, learners=2, policy=POLICIES["agents"]):
+def build(
+    algorithm, environment: Any = TWO_TEAMS, workers=2, learners=2, policy=POLICIES["agents"]
+):
     deployment = Deployment(workers=workers, learners=learners)
     return cut(traced(algorithm, environment, 4), policy, deployment)
 

@@ -13,6 +13,8 @@ from fragflow.errors import EnvironmentFault, PolicyError
 from fragflow.policies.named import named_policy
 from fragflow.run import Experiment, Outcome, run
 
+pytestmark = pytest.mark.quick
+
 pytest.importorskip("envpool", reason="EnvPool is an extra")
 
 

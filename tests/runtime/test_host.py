@@ -20,6 +20,8 @@ from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 from graph.toy import State, Toy
 
+pytestmark = pytest.mark.quick
+
 
 @dataclass(frozen=True)
 class HostDrift:

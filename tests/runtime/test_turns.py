@@ -27,6 +27,8 @@ from fragflow.runtime.script import render
 from graph.toy import State, Toy
 from runtime.test_host import HostDrift
 
+pytestmark = pytest.mark.quick
+
 COARSE = "single-learner-coarse"
 SMALL_PPO = PPO(rollout_length=16, epochs=1, minibatches=2, hidden=(16,))
 

@@ -16,6 +16,8 @@ from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 from runtime.test_host import HostDrift, train
 
+pytestmark = pytest.mark.quick
+
 WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "compiled": ("gymnax:CartPole-v1", {}, {"frame_stack": 2, "time_limit": 10}),
     "one by one": (

@@ -128,6 +128,7 @@ def test_agents_that_have_ended_are_not_learnt_from(name: str) -> None:
     )
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_both_agents_learn_what_pays(name: str) -> None:

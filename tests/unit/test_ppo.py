@@ -61,6 +61,7 @@ def test_an_iteration_changes_every_parameter() -> None:
         assert not np.array_equal(old, new)
 
 
+@pytest.mark.optimised
 def test_it_learns_to_balance_a_pole() -> None:
     _, state, metrics = iterate(PPO(), "CartPole-v1", num_envs=4, iterations=30)
     assert all(np.isfinite(value).all() for value in metrics.values())

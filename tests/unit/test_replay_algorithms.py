@@ -236,6 +236,7 @@ def test_each_loss_moves_its_own_part() -> None:
     assert float(grads["temperature"]) > 0.0
 
 
+@pytest.mark.optimised
 def test_dqn_learns_to_balance_a_pole() -> None:
     algorithm = DQN(learning_starts=512, buffer_size=8_192)
     state, _ = iterate(algorithm, "CartPole-v1", 16, 80)[-1]
