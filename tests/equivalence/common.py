@@ -18,10 +18,37 @@ ONE_LEARNER = ("single-learner-coarse", "single-learner-fine", "environments")
 REPLICATED = ("multi-learner", "gpu-only", "central")
 
 
-def graded(cases: Iterable[tuple[Any, ...]], *, workers: int = 2) -> list[Any]:
-    """`cases`, whose second entry is the number of workers; all but one number are slow tests."""
+def graded(
+    deployments: Iterable[tuple[str, int]], cases: Iterable[str] = (), *, workers: int = 2
+) -> list[Any]:
+    """Policies with numbers of workers, of which all but one are slow tests.
+
+    With `cases`, each of them in front: the first is tried with all policies, the others often with
+    the first only.
+    """
     slow = pytest.mark.slow
-    return [case if case[1] == workers else pytest.param(*case, marks=slow) for case in cases]
+    deployments = list(deployments)
+    if not cases:
+        return [d if d[1] == workers else pytest.param(*d, marks=slow) for d in deployments]
+    first_case, first_policy = next(iter(cases)), deployments[0][0]
+
+    def is_often(case: str, policy: str, count: int) -> bool:
+        return count == workers and (case == first_case or policy == first_policy)
+
+    return [
+        (case, *d) if is_often(case, *d) else pytest.param(case, *d, marks=slow)
+        for case in cases
+        for d in deployments
+    ]
+
+
+def one_of_each(cases: Iterable[str], policies: Iterable[str]) -> list[Any]:
+    """All pairs: each case, and each policy, is in one that is tried often; others are slow."""
+    cases, policies = list(cases), list(policies)
+    often = set(zip(cases, policies, strict=True))
+    slow = pytest.mark.slow
+    pairs = [(case, policy) for case in cases for policy in policies]
+    return [pair if pair in often else pytest.param(*pair, marks=slow) for pair in pairs]
 
 
 def train(*what: Any, **settings: int) -> Outcome:

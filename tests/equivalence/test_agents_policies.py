@@ -70,7 +70,6 @@ def test_a_learner_for_each_agent_learns_the_same():
     assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-3
 
 
-@pytest.mark.quick
 def test_where_steps_round_differently_it_is_said():
     fused = train(RECURRENT, SPREAD, "gpu-only", 1, num_envs=64, iterations=2)
     cut = train(RECURRENT, SPREAD, "single-learner-coarse", 2, num_envs=64, iterations=2)

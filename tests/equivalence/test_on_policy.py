@@ -7,6 +7,7 @@ from equivalence.common import (
     REPLICATED,
     assert_as_said,
     graded,
+    one_of_each,
     relative_error,
     train,
 )
@@ -27,8 +28,7 @@ SAME_BITS = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "workers"), graded(SAME_BITS))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "policy", "workers"), graded(SAME_BITS, CASES))
 def test_replicated_actors_and_environments_give_the_same_bits(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=64, iterations=3)
     cut = train(*CASES[case], policy, workers, num_envs=64, iterations=3)
@@ -39,8 +39,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
 
 @pytest.mark.quick
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy", REPLICATED)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "policy"), one_of_each(CASES, REPLICATED))
 def test_replicated_learners_agree_to_rounding(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=24, iterations=4)
     cut = train(*CASES[case], policy, workers, num_envs=24, iterations=4)

@@ -9,6 +9,7 @@ from equivalence.common import (
     REPLICATED,
     assert_as_said,
     graded,
+    one_of_each,
     relative_error,
     train,
 )
@@ -32,8 +33,7 @@ SAME_BITS = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "workers"), graded(SAME_BITS))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "policy", "workers"), graded(SAME_BITS, CASES))
 def test_replicated_actors_and_environments_give_the_same_bits(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=16, iterations=5)
     cut = train(*CASES[case], policy, workers, num_envs=16, iterations=5)
@@ -44,8 +44,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
 
 @pytest.mark.quick
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy", REPLICATED)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "policy"), one_of_each(CASES, REPLICATED))
 def test_replicated_learners_agree_to_rounding(case, policy, workers):
     fused = train(*CASES[case], "gpu-only", 1, num_envs=16, iterations=5)
     cut = train(*CASES[case], policy, workers, num_envs=16, iterations=5)
