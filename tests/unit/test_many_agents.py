@@ -87,7 +87,7 @@ def noise(shape: tuple[int, ...], dead: tuple[int, int]) -> dict[str, Any]:
     """Fields of a batch, in which one agent of one environment is dead all the time."""
     rng = np.random.default_rng(0)
     names = ("log_prob", "reward", "advantage", "target")
-    fields = {name: rng.normal(size=shape).astype(np.float32) for name in names}
+    fields: dict[str, Any] = {name: rng.normal(size=shape).astype(np.float32) for name in names}
     for name, size in {"obs": 16, "next_obs": 16, "joint": 64}.items():
         fields[name] = rng.normal(size=(*shape, size)).astype(np.float32)
     fields["action"] = rng.integers(0, 5, shape).astype(np.int32)

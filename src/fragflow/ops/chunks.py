@@ -24,10 +24,16 @@ class RememberingCritic(Protocol):
 
 def check_chunks(rollout_length: int, chunk_length: int, minibatches: int) -> None:
     """A rollout is made of whole chunks, and a minibatch too."""
-    if rollout_length % chunk_length or rollout_length // chunk_length % minibatches:
+    if rollout_length % chunk_length:
         raise ConfigError(
-            f"rollout_length = {rollout_length} must be made of whole chunks of "
-            f"chunk_length = {chunk_length}, and these of minibatches = {minibatches}"
+            f"chunk_length = {chunk_length} does not divide rollout_length = {rollout_length}: "
+            "a rollout is cut into whole chunks"
+        )
+    chunks = rollout_length // chunk_length
+    if chunks % minibatches:
+        raise ConfigError(
+            f"minibatches = {minibatches} does not divide the number of chunks, "
+            f"rollout_length / chunk_length = {chunks}: a minibatch takes whole chunks"
         )
 
 
