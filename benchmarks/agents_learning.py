@@ -42,7 +42,10 @@ COMMON = {
     "anneal": True,
 }
 OURS: dict[str, dict[str, Any]] = {
-    "mappo": COMMON | {"learning_rate": 2e-3, "before": (128,), "units": 128, "hidden": (128,)},
+    "mappo": COMMON
+    | {"learning_rate": 2e-3, "before": (128,), "units": 128, "hidden": (128,)}
+    # JaxMARL's gradients flow through whole rollouts; of four minibatches, this is the longest.
+    | {"chunk_length": 32},
     "ippo": COMMON | {"learning_rate": 2.5e-4, "hidden": (64, 64)},
 }
 ENVS = {"mappo": 128, "ippo": 16}

@@ -83,20 +83,35 @@ class Cornered:
         return jnp.eye(2) * (1.0 + 0.1 * state)
 
 
-def random_batch(kind: Any, shape: tuple[int, ...], rows: Any, sizes: dict[str, int]) -> Any:
-    """A batch of noise, in which one agent of one environment is dead all the time."""
+def noise(shape: tuple[int, ...], dead: tuple[int, int]) -> dict[str, Any]:
+    """Fields of a batch, in which one agent of one environment is dead all the time."""
     rng = np.random.default_rng(0)
-    fields: dict[str, Any] = {
-        name: rng.normal(size=shape).astype(np.float32) for name in kind._fields
-    }
-    for name, size in sizes.items():
+    names = ("log_prob", "reward", "advantage", "target")
+    fields: dict[str, Any] = {name: rng.normal(size=shape).astype(np.float32) for name in names}
+    for name, size in {"obs": 16, "next_obs": 16, "joint": 64}.items():
         fields[name] = rng.normal(size=(*shape, size)).astype(np.float32)
     fields["action"] = rng.integers(0, 5, shape).astype(np.int32)
+    for name in ("first", "terminated", "truncated"):
+        fields[name] = np.zeros(shape, bool)
     fields["weight"] = np.ones(shape, np.float32)
-    fields["weight"][(..., *rows)] = 0.0
-    if "first" in fields:
-        fields["first"] = np.zeros(shape, bool)
-    return kind(**jax.tree.map(jnp.asarray, fields))
+    fields["weight"][(..., *dead)] = 0.0
+    fields["mask"] = fields["weight"] > 0.0
+    return fields
+
+
+def gradient(algorithm: Any, params: Any, fields: dict[str, Any]) -> Any:
+    """From all that is in a batch with these fields."""
+    fields = jax.tree.map(jnp.asarray, fields)
+
+    def chosen(kind: Any) -> Any:
+        return kind(**{name: fields[name] for name in kind._fields})
+
+    if isinstance(algorithm, IPPO):
+        return algorithm.gradient(params, chosen(ippo.Batch), jnp.arange(16), 16)[0]
+    fields["rollout"] = chosen(mappo.Rollout)
+    units = (algorithm.units, algorithm.units) if algorithm.units else (16, 64)
+    memories = mappo.Memories(*(jnp.zeros((2, 4, 4, size)) for size in units))
+    return algorithm.gradient(params, chosen(mappo.Batch), memories, jnp.arange(2))[0]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -105,22 +120,14 @@ def test_agents_that_have_ended_are_not_learnt_from(name: str) -> None:
     params = train(algorithm, "jaxmarl:MPE_simple_tag_v3").state.params
     networks = ops.per_team({part: params[part] for part in ("actor", "critic")})[0]
     dead, alive = (2, 1), (2, 0)  # environment, agent
-    if isinstance(algorithm, IPPO):
-        batch = random_batch(ippo.Batch, (16, 4, 4), dead, {"obs": 16})
-        more: tuple[Any, ...] = (jnp.arange(16), 16)
-    else:
-        batch = random_batch(mappo.Batch, (2, 8, 4, 4), dead, {"obs": 16, "joint": 64})
-        units = (algorithm.units, algorithm.units) if algorithm.units else (16, 64)
-        memories = mappo.Memories(*(jnp.zeros((2, 4, 4, size)) for size in units))
-        more = (memories, jnp.arange(2))
-    before, _ = algorithm.gradient(networks, batch, *more)
+    fields = noise((16, 4, 4) if isinstance(algorithm, IPPO) else (2, 8, 4, 4), dead)
+    before = gradient(algorithm, networks, fields)
 
     def gradient_with(row: tuple[int, int]) -> Any:
-        changed = {k: np.array(getattr(batch, k)) for k in ("action", "advantage", "target")}
+        changed = {k: fields[k].copy() for k in ("action", "advantage", "target")}
         for value in changed.values():
             value[(..., *row)] = 1
-        changed = jax.tree.map(jnp.asarray, changed)
-        return algorithm.gradient(networks, batch._replace(**changed), *more)[0]
+        return gradient(algorithm, networks, fields | changed)
 
     jax.tree.map(np.testing.assert_array_equal, gradient_with(dead), before)
     assert not np.array_equal(
@@ -169,7 +176,7 @@ def test_a_time_limit_is_an_end_unless_asked_otherwise(kind: Any, past_limits: b
         batch, _ = algorithm.advantages(ippo.Rollout(*fields), values, jnp.float32(1.0))
         target = batch.target[-1]
     else:
-        rollout = mappo.Rollout(seen, cut[..., 0], *fields[1:])
+        rollout = mappo.Rollout(seen, cut, *fields[1:])
         rollout, values = jax.tree.map(lambda x: x[None], (rollout, values))
         scale = ops.ValueScale.of_nothing()
         others = (seen[None], values, scale, slice(None), jnp.int32(0))
@@ -193,7 +200,7 @@ def test_targets_are_in_the_scale_that_the_critic_is_read_with_next() -> None:
     seen = jnp.zeros((1, 2, 4, 3, 5))
     reward = 50.0 + 7.0 * jax.random.normal(key, zeros.shape)
     ends = (jnp.ones_like(never), never, None)
-    rollout = mappo.Rollout(seen, never[..., 0], zeros, zeros, seen, reward, *ends)
+    rollout = mappo.Rollout(seen, never, zeros, zeros, seen, reward, *ends)
     first = (seen, (zeros, zeros), ops.ValueScale.of_nothing(), slice(None), jnp.int32(0))
     batch, scale = algorithm.advantages(rollout, *first)
     np.testing.assert_allclose(scale.restored(batch.target), reward, rtol=1e-5)

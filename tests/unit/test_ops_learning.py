@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fragflow import ops
@@ -28,6 +29,35 @@ def test_blocks_hold_every_row_in_order(num_envs: int, blocks: int) -> None:
     doubled = ops.map_blocks(lambda block: 2 * block, rows, num_envs)
     assert doubled.shape[0] == blocks
     np.testing.assert_array_equal(doubled.ravel(), 2 * np.arange(12))
+
+
+def test_a_chunk_starts_with_the_memory_that_the_one_before_it_left() -> None:
+    def step(carry: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        count, memory = carry
+        return (count + 1, memory + x), memory
+
+    end, memories, outputs = ops.scan_chunks(step, (0, 0), jnp.arange(6).reshape(3, 2))
+    assert (int(end[0]), int(end[1])) == (6, 15)
+    np.testing.assert_array_equal(memories, [0, 1, 6])
+    np.testing.assert_array_equal(outputs, [[0, 0], [1, 3], [6, 10]])
+
+
+@pytest.mark.parametrize(("length", "message"), [(5, "rollout_length = 16"), (8, "chunks, .* = 2")])
+def test_rollouts_and_minibatches_are_whole_chunks(length: int, message: str) -> None:
+    ops.check_chunks(16, 4, 4)
+    with pytest.raises(ConfigError, match=message):
+        ops.check_chunks(16, length, 4)
+
+
+def test_large_gradients_of_a_critic_do_not_shrink_an_actors() -> None:
+    plain = optax.identity()
+    params = {"actor": jnp.zeros(2), "critic": jnp.zeros(2)}
+    memory = {part: plain.init(x) for part, x in params.items()}
+    grads = {"actor": jnp.array([0.3, 0.4]), "critic": jnp.array([30.0, 40.0])}
+    after, _, norms = ops.descend_apart(plain, params, memory, grads, rate=1.0, max_norm=1.0)
+    np.testing.assert_allclose(after["actor"], [-0.3, -0.4], rtol=1e-6)
+    np.testing.assert_allclose(after["critic"], [-0.6, -0.8], rtol=1e-6)
+    np.testing.assert_allclose([norms["actor"], norms["critic"]], [0.5, 50.0], rtol=1e-6)
 
 
 def test_standardise_gives_mean_zero_and_variance_one() -> None:

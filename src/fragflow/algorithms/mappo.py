@@ -16,17 +16,16 @@ ADAM = optax.scale_by_adam(eps=1e-5)
 
 
 class Learner(NamedTuple):
-    """What a team's optimiser changes."""
+    """What a team's optimiser changes, and what it remembers: `actor` and `critic` of each."""
 
     params: Any
-    """`actor` and `critic`"""
     optimiser: Any
 
 
 class Team(NamedTuple):
-    """What a team's learner keeps."""
+    """What a team's learner keeps besides its networks."""
 
-    learner: Learner
+    optimiser: Any
     scale: ops.ValueScale
     """of returns"""
     memory: jax.Array
@@ -38,14 +37,11 @@ class State(NamedTuple):
 
     params: Any
     """`actor` and `critic`, each a tuple with one entry per team; `team` of each agent, `[A]`"""
-    optimiser: tuple[Any, ...]
-    """one entry per team, like the following two"""
-    scale: tuple[ops.ValueScale, ...]
-    critic_memory: tuple[jax.Array, ...]
+    teams: tuple[Team, ...]
     env_state: ff.EnvState
     obs: jax.Array
     first: jax.Array
-    """`[N]`: whether `obs` are the first of an episode, so that memory of earlier ones is void"""
+    """`[N, A]`: whether `obs` are the first of an episode, so memory of earlier ones is void"""
     actor_memory: jax.Array
     """`[N, A, units]`, before `obs`"""
 
@@ -55,7 +51,6 @@ class Rollout(NamedTuple):
 
     obs: jax.Array
     first: jax.Array
-    """`[C, L, N]`"""
     action: jax.Array
     log_prob: jax.Array
     next_obs: jax.Array
@@ -69,12 +64,9 @@ class Rollout(NamedTuple):
 class Batch(NamedTuple):
     """What the gradient is computed from, `[C, L, N, A, ...]`."""
 
-    obs: jax.Array
+    rollout: Rollout
     joint: jax.Array
     """what all agents see"""
-    first: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
     advantage: jax.Array
     target: jax.Array
     """as the critic counts"""
@@ -129,7 +121,7 @@ class MAPPO(ff.Algorithm):
     return_memory: float = 0.95
     """per iteration, how much the running statistics of returns keep"""
     max_grad_norm: float = 0.5
-    """gradients with a larger global norm are scaled down to it, team by team"""
+    """an actor's or a critic's gradients with a larger global norm are scaled down to it"""
     units: int = 0
     """numbers that actor and critic each remember; 0 for networks without memory"""
     hidden: tuple[int, ...] = (64, 64)
@@ -148,11 +140,7 @@ class MAPPO(ff.Algorithm):
             from_0_to_1=("gamma", "gae_lambda", "return_memory"),
             sizes=("hidden", "before"),
         )
-        if self.rollout_length % self.chunk_length or self._chunks % self.minibatches:
-            raise ConfigError(
-                f"rollout_length = {self.rollout_length} must be made of whole chunks of "
-                f"chunk_length = {self.chunk_length}, and these of minibatches = {self.minibatches}"
-            )
+        ops.check_chunks(self.rollout_length, self.chunk_length, self.minibatches)
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         space = env.observation
@@ -170,11 +158,11 @@ class MAPPO(ff.Algorithm):
         actor_memory, critic_memory = (
             jnp.repeat(nothing, self._network.memory_size(seen), -1) for seen in (space, joint)
         )
-        optimisers = tuple(ADAM.init(team) for team in teams)
-        scales = (ops.ValueScale.of_nothing(),) * len(teams)
-        memories = tuple(critic_memory[:, members] for members in ops.team_slices(env.teams))
-        first = ~t.done[:, 0]
-        return State(params, optimisers, scales, memories, env_state, t.obs, first, actor_memory)
+        optimisers = [{part: ADAM.init(x) for part, x in team.items()} for team in teams]
+        memories = [critic_memory[:, members] for members in ops.team_slices(env.teams)]
+        scale = ops.ValueScale.of_nothing()
+        learners = tuple(Team(o, scale, m) for o, m in zip(optimisers, memories, strict=True))
+        return State(params, learners, env_state, t.obs, ~t.done, actor_memory)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
@@ -188,61 +176,53 @@ class MAPPO(ff.Algorithm):
             env_state, t = env.step(env_state, bounded)
             ends = (t.terminated, t.truncated, t.mask)
             happened = Rollout(obs, first, action, log_prob, t.next_obs, t.reward, *ends)
-            return (env_state, t.obs, jnp.all(t.done, 1), memory), happened
-
-        def chunk(carry: Any, keys: jax.Array) -> tuple[Any, tuple[jax.Array, Rollout]]:
-            memory = carry[-1]
-            carry, rollout = lax.scan(interact, carry, keys)
-            return carry, (memory, rollout)
+            ended = jnp.broadcast_to(jnp.all(t.done, 1, keepdims=True), t.done.shape)
+            return (env_state, t.obs, ended, memory), happened
 
         start = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
-        (env_state, obs, first, memory), (memories, rollout) = lax.scan(chunk, start, keys)
-        learned, metrics = [], {}
+        end, memories, rollout = ops.scan_chunks(interact, start, keys)
+        learned = []
         for k, members in enumerate(ops.team_slices(env.teams)):
-            learner = Learner(ops.per_team(networks)[k], state.optimiser[k])
-            team = Team(learner, state.scale[k], state.critic_memory[k])
+            team = (ops.per_team(networks)[k], state.teams[k], memories[:, :, members])
             key = jax.random.fold_in(shuffle_key, k)
-            before = memories[:, :, members]
-            team, info = self.learn((k, members), team, rollout, before, key, clock)
-            learned.append(team)
-            metrics |= {name if k == 0 else f"team{k}_{name}": x for name, x in info.items()}
-        learners, scales, critic_memories = zip(*learned, strict=True)
-        params, optimisers = zip(*learners, strict=True)
+            learned.append(self.learn((k, members), *team, rollout, key, clock))
+        params, teams, metrics = zip(*learned, strict=True)
         params = ops.per_part(params) | {"team": state.params["team"]}
-        state = State(params, optimisers, scales, critic_memories, env_state, obs, first, memory)
-        return state, metrics
+        return State(params, teams, *end), ops.team_metrics(metrics)
 
     def learn(
         self,
         which: tuple[int, slice],
+        params: Any,
         team: Team,
-        rollout: Rollout,
         memories: jax.Array,
+        rollout: Rollout,
         key: jax.Array,
         clock: ff.Clock,
-    ) -> tuple[Team, ff.Metrics]:
+    ) -> tuple[Any, Team, ff.Metrics]:
         """Recurrent PPO for one team, whose critic sees what all agents see."""
         k, members = which
         parts: Any = (self.value, self.advantages, self.gradient, self.update)
         value, advantages, gradient, update = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
-        seen = (rollout.obs, rollout.next_obs, rollout.first)
-        values, critic_memories = value(team.learner.params["critic"], team.memory, *seen, members)
-        ours = ops.members(rollout._replace(first=None), members, 3)._replace(first=rollout.first)
+        ours = ops.members(rollout, members, 3)
+        seen = (ours.first, rollout.obs, rollout.next_obs, members)
+        values, critic_memories = value(params["critic"], team.memory, *seen)
         batch, scale = advantages(ours, rollout.obs, values, team.scale, members, clock.iteration)
         before = Memories(memories, critic_memories[:-1])
 
         def minibatch(learner: Learner, chunks: jax.Array) -> tuple[Learner, Any]:
             grads, info = gradient(learner.params, batch, before, chunks)
-            learner, norm = update(learner, ff.all_mean(grads), 1.0 - clock.progress)
-            return learner, (info, norm)
+            learner, norms = update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+            return learner, (info, norms)
 
         chunks = ops.time_minibatches(key, self._chunks, self.epochs, self.minibatches)
-        learner, (info, norm) = lax.scan(minibatch, team.learner, chunks)
-        metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
-        return Team(learner, scale, critic_memories[-1]), metrics
+        learner, reports = lax.scan(minibatch, Learner(params, team.optimiser), chunks)
+        info, norms = jax.tree.map(jnp.mean, reports)
+        metrics = ff.all_mean(info) | {f"{part}_grad_norm": norm for part, norm in norms.items()}
+        return learner.params, Team(learner.optimiser, scale, critic_memories[-1]), metrics
 
     @ff.component("actor")
     def act(
@@ -256,16 +236,8 @@ class MAPPO(ff.Algorithm):
         space: ff.Space,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Memory, an action per agent `[N, A]`, the same within bounds, its log-probability."""
-
-        def of_team(actor: Any, memory: jax.Array, obs: jax.Array, keys: jax.Array) -> Any:
-            memory = self._network.observe(actor, memory, obs)
-            distribution = self._network.policy(actor, memory)
-            action = distribution.sample(keys)
-            return memory, action, distribution.log_prob(action)
-
-        memory = ops.forget(memory, first[:, None])
-        per_agent = ops.agent_keys(keys, sum(teams))
-        memory, action, log_prob = ops.each_team(of_team, teams, 1, actors, memory, obs, per_agent)
+        memory = ops.forget(memory, first)
+        memory, action, log_prob = ops.act_in_teams(self._network, actors, teams, memory, obs, keys)
         bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
         return memory, action, bounded, log_prob
 
@@ -273,24 +245,17 @@ class MAPPO(ff.Algorithm):
         self,
         critic: Any,
         memory: jax.Array,
+        first: jax.Array,
         obs: jax.Array,
         next_obs: jax.Array,
-        first: jax.Array,
         members: slice,
     ) -> tuple[Any, jax.Array]:
         """What the critic says before and after each step, and remembers at chunks' ends."""
 
-        def of_chunk(memory: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, Any]:
-            now, later = (ops.joint_observations(seen, members) for seen in chunk[:2])
-            begins = jnp.broadcast_to(chunk[2][..., None], now.shape[:-1])
-            memories = self._network.observe_all(critic, memory, begins, now)
-            # The true successor, seen with the memory of this episode, also where it ends here.
-            beyond = self._network.observe(critic, memories, later)
-            values = [self._network.value(critic, m) for m in (memories, beyond)]
-            return memories[-1], (values, memory)
+        def see(obs: jax.Array) -> jax.Array:
+            return ops.joint_observations(obs, members)
 
-        last, (values, before) = lax.scan(of_chunk, memory, (obs, next_obs, first))
-        return values, jnp.concatenate([before, last[None]])
+        return ops.values_over_chunks(self._network, critic, memory, first, obs, next_obs, see)
 
     def advantages(
         self,
@@ -318,17 +283,9 @@ class MAPPO(ff.Algorithm):
         # Running averages, which at first are the plain means of all iterations so far.
         newest = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
         scale = scale.moved(ops.ValueScale(*ops.moments(target, weight)), newest)
-        batch = Batch(
-            rollout.obs,
-            ops.joint_observations(all_obs, members),
-            jnp.broadcast_to(rollout.first[..., None], now.shape),
-            rollout.action,
-            rollout.log_prob,
-            ops.standardise(advantage, weight),
-            scale.normalised(target),
-            weight,
-        )
-        return batch, scale
+        standard = ops.standardise(advantage, weight)
+        joint = ops.joint_observations(all_obs, members)
+        return Batch(rollout, joint, standard, scale.normalised(target), weight), scale
 
     def gradient(
         self, params: Any, batch: Batch, memories: Memories, chunks: jax.Array
@@ -345,14 +302,15 @@ class MAPPO(ff.Algorithm):
     def _loss(self, params: Any, batch: Batch, memories: Memories) -> tuple[jax.Array, ff.Metrics]:
         """Over sequences `[L, B, ...]`."""
         actor, critic, network = params["actor"], params["critic"], self._network
-        seen = network.observe_all(actor, memories.actor, batch.first, batch.obs)
-        all_seen = network.observe_all(critic, memories.critic, batch.first, batch.joint)
+        first = batch.rollout.first
+        seen = network.observe_all(actor, memories.actor, first, batch.rollout.obs)
+        all_seen = network.observe_all(critic, memories.critic, first, batch.joint)
         batch, seen, all_seen = jax.tree.map(lambda x: ops.merged(x, 0, 2), (batch, seen, all_seen))
         return ops.ppo_loss(
             network.policy(actor, seen),
             network.value(critic, all_seen),
-            action=batch.action,
-            log_prob=batch.log_prob,
+            action=batch.rollout.action,
+            log_prob=batch.rollout.log_prob,
             advantage=batch.advantage,
             target=batch.target,
             weight=batch.weight,
@@ -363,30 +321,21 @@ class MAPPO(ff.Algorithm):
 
     def update(
         self, learner: Learner, grads: Any, remaining: jax.Array
-    ) -> tuple[Learner, jax.Array]:
-        """One step of Adam, and the norm of the gradients: means over all environments."""
+    ) -> tuple[Learner, dict[str, jax.Array]]:
+        """A step of Adam for each network, and the norms of gradients: means over environments."""
         rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params, optimiser, norm = ops.descend(
+        params, optimiser, norms = ops.descend_apart(
             ADAM, *learner, grads, rate=rate, max_norm=self.max_grad_norm
         )
-        return Learner(params, optimiser), norm
+        return Learner(params, optimiser), norms
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
     ) -> tuple[jax.Array, Any]:
-        keys = jax.random.split(key, obs.shape[0])
         if memory is None:
             space = ff.Box(shape=obs.shape[1:])
             memory = jnp.zeros((obs.shape[0], self._network.memory_size(space)))
-
-        def as_team(actor: Any) -> tuple[jax.Array, jax.Array]:
-            updated = self._network.observe(actor, memory, obs)
-            distribution = self._network.policy(actor, updated)
-            return distribution.sample(keys) if explore else distribution.mode(), updated
-
-        each = [as_team(actor) for actor in params["actor"]]
-        action, memory = (ops.own_team(params["team"], list(x)) for x in zip(*each, strict=True))
-        return action, memory
+        return ops.act_as_members(self._network, params, memory, obs, key, explore)
 
     @property
     def _chunks(self) -> int:

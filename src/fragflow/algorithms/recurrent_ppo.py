@@ -139,16 +139,7 @@ class RecurrentPPO(ff.Algorithm):
             from_0_to_1=("gamma", "gae_lambda", "return_memory"),
             sizes=("hidden",),
         )
-        if self.rollout_length % self.chunk_length:
-            raise ConfigError(
-                f"chunk_length = {self.chunk_length} does not divide rollout_length = "
-                f"{self.rollout_length}: a rollout is cut into whole chunks"
-            )
-        if self._chunks % self.minibatches:
-            raise ConfigError(
-                f"minibatches = {self.minibatches} does not divide the number of chunks, "
-                f"rollout_length / chunk_length = {self._chunks}: a minibatch takes whole chunks"
-            )
+        ops.check_chunks(self.rollout_length, self.chunk_length, self.minibatches)
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is not None:
@@ -185,14 +176,9 @@ class RecurrentPPO(ff.Algorithm):
             begins = t.done if t.mask is None else t.done | ~t.mask
             return (env_state, t.obs, begins, memory), happened
 
-        def chunk(carry: Any, keys: jax.Array) -> tuple[Any, tuple[jax.Array, Rollout]]:
-            memory = carry[-1]
-            carry, rollout = lax.scan(interact, carry, keys)
-            return carry, (memory, rollout)
-
-        before = (state.env_state, state.obs, state.first, state.actor_memory)
+        start = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
-        (env_state, obs, first, memory), (actor_memory, rollout) = lax.scan(chunk, before, keys)
+        end, actor_memory, rollout = ops.scan_chunks(interact, start, keys)
         values = self.values(state.params["critic"], state.critic_memory, rollout)
         estimates = self.advantages(rollout, values, state.squared_return)
         batch = Batch(rollout, estimates.advantage, estimates.target, actor_memory, values.memory)
@@ -207,6 +193,7 @@ class RecurrentPPO(ff.Algorithm):
         learner, (info, norm) = lax.scan(minibatch, learner, chunks)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
         squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
+        env_state, obs, first, memory = end
         state = State(*learner, squared_return, env_state, obs, first, memory, values.last_memory)
         return state, metrics
 
@@ -230,16 +217,9 @@ class RecurrentPPO(ff.Algorithm):
     @ff.component("learner.value")
     def values(self, critic: Any, memory: jax.Array, rollout: Rollout) -> Values:
         """What the critic expects before and after each step, and what it remembers."""
-
-        def of_chunk(memory: jax.Array, chunk: Rollout):
-            memories = self._network.observe_all(critic, memory, chunk.first, chunk.obs)
-            # The true successor, seen with the memory of this episode, also where it ends here.
-            beyond = self._network.observe(critic, memories, chunk.next_obs)
-            now, later = (self._network.value(critic, m) for m in (memories, beyond))
-            return memories[-1], (now, later, memory)
-
-        last_memory, (now, later, before) = lax.scan(of_chunk, memory, rollout)
-        return Values(now, later, before, last_memory)
+        seen = (rollout.first, rollout.obs, rollout.next_obs)
+        values, memories = ops.values_over_chunks(self._network, critic, memory, *seen)
+        return Values(*values, memories[:-1], memories[-1])
 
     @ff.component("learner.advantages")
     def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:

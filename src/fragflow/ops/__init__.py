@@ -6,7 +6,11 @@ from fragflow.ops.buffers import empty_ring as empty_ring
 from fragflow.ops.buffers import ring_capacity as ring_capacity
 from fragflow.ops.buffers import sample_uniformly as sample_uniformly
 from fragflow.ops.buffers import take as take
+from fragflow.ops.chunks import check_chunks as check_chunks
+from fragflow.ops.chunks import scan_chunks as scan_chunks
+from fragflow.ops.chunks import values_over_chunks as values_over_chunks
 from fragflow.ops.descend import descend as descend
+from fragflow.ops.descend import descend_apart as descend_apart
 from fragflow.ops.distributions import Categorical as Categorical
 from fragflow.ops.distributions import Distribution as Distribution
 from fragflow.ops.distributions import MultiCategorical as MultiCategorical
@@ -45,6 +49,8 @@ from fragflow.ops.statistics import standardise as standardise
 from fragflow.ops.tanh_normal import TanhNormal as TanhNormal
 from fragflow.ops.targets import huber as huber
 from fragflow.ops.targets import polyak as polyak
+from fragflow.ops.team_actors import act_as_members as act_as_members
+from fragflow.ops.team_actors import act_in_teams as act_in_teams
 from fragflow.ops.teams import agent_keys as agent_keys
 from fragflow.ops.teams import each_team as each_team
 from fragflow.ops.teams import joint_observations as joint_observations
@@ -52,6 +58,7 @@ from fragflow.ops.teams import members as members
 from fragflow.ops.teams import own_team as own_team
 from fragflow.ops.teams import per_part as per_part
 from fragflow.ops.teams import per_team as per_team
+from fragflow.ops.teams import team_metrics as team_metrics
 from fragflow.ops.teams import team_numbers as team_numbers
 from fragflow.ops.teams import team_slices as team_slices
 from fragflow.ops.value_networks import MLPQNetwork as MLPQNetwork

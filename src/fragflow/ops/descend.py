@@ -1,5 +1,6 @@
 """One step of an optimiser, with clipped gradients."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,3 +27,21 @@ def descend(
     grads = jax.tree.map(lambda g: g * shrink, grads)
     updates, memory = optimiser.update(grads, memory)
     return jax.tree.map(lambda p, u: p - rate * u, params, updates), memory, norm
+
+
+def descend_apart(
+    optimiser: optax.GradientTransformation,
+    params: Mapping[str, Any],
+    memory: Mapping[str, Any],
+    grads: Mapping[str, Any],
+    *,
+    rate: jax.Array | float,
+    max_norm: float,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, jax.Array]]:
+    """`descend` part by part: gradients of a critic, say, do not shrink those of an actor."""
+    after = {
+        part: descend(optimiser, params[part], memory[part], grad, rate=rate, max_norm=max_norm)
+        for part, grad in grads.items()
+    }
+    params, memory, norms = ({part: x[k] for part, x in after.items()} for k in range(3))
+    return params, memory, norms

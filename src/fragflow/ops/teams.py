@@ -45,6 +45,15 @@ def per_part(teams: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(team[name] for team in teams) for name in teams[0]}
 
 
+def team_metrics(teams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The metrics of all teams; the names of the second's start with `team1_`, and so on."""
+    return {
+        name if k == 0 else f"team{k}_{name}": value
+        for k, metrics in enumerate(teams)
+        for name, value in metrics.items()
+    }
+
+
 def team_numbers(teams: Sequence[int]) -> jax.Array:
     """Which team each agent is in, int32 `[agents]`."""
     return jnp.asarray(np.repeat(np.arange(len(teams), dtype=np.int32), teams))
