@@ -57,7 +57,7 @@ class Task:
     ) -> LocalRuntime:
         """Traced, cut and compiled; one worker."""
         source = traced(self.algorithm, self.environment, self.num_envs)
-        assert env_steps_per_iteration(source.at(self.num_envs), self.num_envs) == self.steps
+        assert env_steps_per_iteration(source.at(source.extent), self.num_envs) == self.steps
         fdg = cut(source, named_policy(policy), Deployment(workers=1, accelerator=accelerator()))
         names = (carry.inside for carry in fdg.program.loop.carries)
         leaves = dict(zip(names, jax.tree.leaves(self.state), strict=True))
