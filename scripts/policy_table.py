@@ -96,11 +96,11 @@ def refusal(policy: Policy, act: Callable[[], object]) -> str | None:
         act()
     except FragflowError as error:
         reason = " ".join(str(error).split())
-        names = (f"policy {policy.name!r}", policy.name)
-        words = next((name for name in names if name in reason), "")
-        reason = reason.replace(words, "the policy", 1) if words else reason
+        reason = re.sub(rf"policy {policy.name!r}|^{policy.name}\b", "the policy", reason, count=1)
         reason = re.sub(r"\d+ times", "many times", reason)
-        reason = re.sub(r"\S*/src/(fragflow/[\w/]+\.py):\d+:\d+", r"`\1`", reason)
+        # Lines change with every edit; files do not.
+        where = r"[^\s(]*/src/(fragflow/[\w/]+\.py):\d+:\d+ \([^)]*\)"
+        reason = re.sub(where, r"`\1`", reason)
         return f"{reason[0].upper()}{reason[1:]}"
     return None
 
