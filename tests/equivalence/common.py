@@ -109,4 +109,4 @@ def digest(state: Any) -> str:
 def relative_error(a: Any, b: Any) -> float:
     """Largest difference of any leaf, relative to that leaf's size."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in pairs)
+    return max(float(np.abs(x - y).max() / (np.abs(y).max() or 1.0)) for x, y in pairs)
