@@ -106,6 +106,14 @@ def test_agents_that_are_compared_with_one_another():
         build(Shared(centre=in_order))
 
 
+def test_noise_from_a_shared_key():
+    def noisy(x):
+        return x + jax.random.normal(jax.random.key(0), x.shape[2:])
+
+    with pytest.raises(ReplicaError, match="draw them where all agents are"):
+        build(Shared(centre=noisy))
+
+
 def test_a_part_of_a_team():
     def without_the_first(tree, team):
         return ops.members(tree, slice(team.start + 1, team.stop), 2)

@@ -116,6 +116,7 @@ def check_replicas(
 def _of_agents(message: str) -> str:
     """What is said of environments, said of agents; fragments and components keep their names."""
     for pattern, word in (
+        (r"draw with env\.keys\(key\).*?environment\b", "draw them where all agents are"),
         (r"\benvironments\b", "agents"),
         (r"\benvironment axis", "agents' axis"),
         (r"\b(per|every|each) environment\b", r"\1 agent"),

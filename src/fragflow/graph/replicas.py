@@ -134,9 +134,10 @@ class Context:
         sized, teams = sized_dims(a, b), self.axis.teams
         if len(sized) != 1:
             return UNIFORM
-        length = b.shape[sized[0]]
+        long, length = a.shape[sized[0]], b.shape[sized[0]]
         is_joint = len(teams) > 1 and length == sum(teams)
-        if not is_joint and length not in teams:
+        grows = long * self.sizes[1] == length * self.sizes[0]
+        if not grows or not (is_joint or length in teams):
             return UNIFORM
         return varying(sized[0], inner=length // self.sizes[1], joint=is_joint)
 
