@@ -26,7 +26,7 @@ AGENTS = {
 }
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", ["ippo", pytest.param("mappo", marks=pytest.mark.slow)])
 def test_many_agents_train_and_are_drawn(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

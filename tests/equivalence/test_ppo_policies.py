@@ -86,7 +86,7 @@ def test_replicated_learners_agree_to_rounding(policy, workers):
     ("policy", "workers", "num_envs", "hidden"),
     [
         ("single-learner-coarse", 2, 8, (256, 256)),
-        ("single-learner-fine", 4, 12, (64, 64)),
+        pytest.param("single-learner-fine", 4, 12, (64, 64), marks=pytest.mark.slow),
         pytest.param("single-learner-coarse", 4, 4, (64, 64), marks=pytest.mark.slow),
         pytest.param("single-learner-coarse", 3, 12, (200, 200), marks=pytest.mark.slow),
     ],

@@ -35,8 +35,15 @@ def train(algorithm: ff.Algorithm, env: Any, iterations: int = 2, **settings: An
     return run(experiment, named_policy(settings.pop("policy", "gpu-only")), **settings)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("env", ["jaxmarl:MPE_simple_tag_v3", "pettingzoo:simple_tag_v3"])
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        *(("jaxmarl:MPE_simple_tag_v3", name) for name in ALGORITHMS),
+        ("pettingzoo:simple_tag_v3", "mappo with memory"),
+        pytest.param("pettingzoo:simple_tag_v3", "ippo", marks=pytest.mark.slow),
+        pytest.param("pettingzoo:simple_tag_v3", "mappo", marks=pytest.mark.slow),
+    ],
+)
 def test_every_team_has_networks_of_its_own(name: str, env: str) -> None:
     policy = "gpu-only" if env.startswith("jaxmarl") else "single-learner-coarse"
     state = train(ALGORITHMS[name], env, policy=policy).state
