@@ -139,7 +139,8 @@ def _team(pair: Pair, kind: Kind) -> Kind | None:
     growth = pair.sizes[0] // pair.sizes[1]
     if small not in bounds or large != tuple(growth * end for end in small):
         return None
-    if kind.outer != 1 or (pair.params["strides"] or [1] * 99)[kind.axis] != 1:
+    strides = pair.params["strides"]
+    if kind.outer != 1 or (strides is not None and strides[kind.axis] != 1):
         return None
     return replace(kind, joint=False, inner=(small[1] - small[0]) // pair.sizes[1])
 
