@@ -13,16 +13,22 @@ help: ## list the targets
 
 setup: $(STAMP) ## create the virtual environment and install everything
 
-# What fragflow itself needs; then what its tests and optional environments need.
+# What fragflow itself needs; then what its tests and optional environments need. The locks are
+# complete, so pip has nothing to resolve: left to itself it would ask for the newest release of
+# whatever is needed with extras (etils[epath]) and then refuse it as not locked. 'pip check' says
+# whether a lock is incomplete after all.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --no-deps
 $(BASE): pyproject.toml hatch_build.py requirements-base.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-base.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation -e .
+	$(INSTALL) -r requirements-base.lock
+	$(INSTALL) --no-build-isolation -e .
+	$(PIP) check
 	touch $@
 
 $(STAMP): $(BASE) requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(INSTALL) -r requirements.lock
+	$(PIP) check
 	touch $@
 
 demo: $(BASE) ## train PPO on CartPole-v1
