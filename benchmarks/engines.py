@@ -15,8 +15,9 @@ from jax import lax
 
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import cut
 from fragflow.graph.trace import env_steps_per_iteration, init_function, iteration_function
+from fragflow.graph.traced import traced
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
 from fragflow.runtime import training

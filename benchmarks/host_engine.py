@@ -13,7 +13,8 @@ from fragflow.algorithms.ppo import PPO, Batch, Learner, Rollout
 from fragflow.api.spaces import Discrete, Space
 from fragflow.api.vector import Environments
 from fragflow.environments import make_environment
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import cut
+from fragflow.graph.traced import traced
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
 from fragflow.remote.launcher import Launcher

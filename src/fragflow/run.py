@@ -14,7 +14,7 @@ from fragflow.api.algorithm import Algorithm
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import ConfigError, PolicyError
-from fragflow.graph.cut import Traced, cut, traced
+from fragflow.graph.cut import cut
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG
 from fragflow.graph.split import Options
@@ -23,6 +23,7 @@ from fragflow.graph.trace import (
     init_function,
     iteration_function,
 )
+from fragflow.graph.traced import Traced, traced
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
 from fragflow.remote.cluster import Cluster as Cluster

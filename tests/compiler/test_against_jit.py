@@ -21,9 +21,10 @@ from compiler.random_programs import (
     placements,
     steps,
 )
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import cut
 from fragflow.graph.split import Options
 from fragflow.graph.trace import SOURCES, init_function, iteration_function
+from fragflow.graph.traced import traced
 from fragflow.policies import Deployment, Place, Policy
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.null import record

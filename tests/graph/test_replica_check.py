@@ -7,7 +7,8 @@ from jax import lax
 
 import fragflow as ff
 from fragflow.errors import GraphError, ReplicaError, TraceError
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import cut
+from fragflow.graph.traced import traced
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift, Toy
 

@@ -143,6 +143,18 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     assert (undisturbed.replacements, disturbed.replacements) == (0, 2)
 
 
+@pytest.mark.parametrize("lag", [1, 3])
+def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
+    """They go back further: more of what they have sent may not have been taken."""
+    algorithm = IMPALA(rollout_length=4, hidden=(8,))
+    options: dict[str, Any] = {"sync": f"lag={lag}", "iterations": 400}
+    undisturbed = train(algorithm, **options)
+    observer = Signalling("_1.", signal.SIGKILL, at=(10, 60))
+    disturbed = train(algorithm, **options, observer=observer)
+    assert_same(undisturbed, disturbed)
+    assert disturbed.replacements == 2
+
+
 def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     """It is replaced from where it was to begin, not from the very start."""
     observer = Signalling("_1.0.", signal.SIGKILL, at=(60,), then="_1.1.")

@@ -18,7 +18,8 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.api.kernel import KERNELS, kernel
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, TraceError
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import cut
+from fragflow.graph.traced import traced
 from fragflow.ops import native
 from fragflow.policies import Deployment
 from fragflow.policies.named import named_policy

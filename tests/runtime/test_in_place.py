@@ -6,7 +6,8 @@ from equivalence.common import digest, graded
 from fragflow import ops
 from fragflow.algorithms.dqn import DQN
 from fragflow.environments import make_environment
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import cut
+from fragflow.graph.traced import traced
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, run
 from fragflow.runtime import in_place

@@ -3,9 +3,10 @@
 import pytest
 
 from fragflow.errors import GraphError
-from fragflow.graph.cut import cut, traced
+from fragflow.graph.cut import cut
 from fragflow.graph.interfaces import crossings
 from fragflow.graph.ir import Parcel, Transfer
+from fragflow.graph.traced import traced
 from fragflow.policies import POLICIES, Deployment
 from fragflow.runtime.null import record
 from fragflow.runtime.plan import Part, Plan, make_plan

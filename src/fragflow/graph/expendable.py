@@ -20,7 +20,7 @@ def recovery_of(fdg: FDG, fragment: Fragment) -> Recovery | None:
     Its state must be that of its environments, apart from what others send it anyway.
     """
     has_messages = any(fragment.name in (t.source, t.target) for t in fdg.transfers)
-    if fragment.group or fragment.name == fdg.server or fdg.delays or not has_messages:
+    if fragment.group or fragment.name == fdg.server or not has_messages:
         return None
     own = own_state(fdg, fragment)
     if any(fdg.row_kinds.get(value, UNIFORM).tag is not Tag.VARYING for value in own):

@@ -1,11 +1,10 @@
 """Marks where an expendable process stands, so that another one can go on in its place.
 
 After every iteration it tells the coordinator what nobody else knows: the state of its
-environments. What it was sent is kept by the senders. A replacement begins a mark back; what it
+environments. What it was sent is kept by the senders. A replacement begins some marks back; what it
 makes again is what its predecessor made, so receivers drop what they have already.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,10 +17,6 @@ from fragflow.remote.orders import Mark, Order
 from fragflow.runtime.crew import Crew
 from fragflow.runtime.parcels import incoming
 
-MARKS_IN_DOUBT = 4
-"""before which nothing is asked for again: the last ones of a process that is killed may not have
-got out any more, and a replacement begins one back"""
-
 
 class Marker:
     """Runs the crew of an expendable process, one iteration at a time."""
@@ -31,7 +26,7 @@ class Marker:
         self._crew = crew
         self._post = post
         self._tell = tell
-        self._unsure: deque[Mapping[int, int]] = deque()
+        self._forgotten: Mapping[int, int] | None = None
         self._behind: list[Transfer] = []
         """messages whose last number must be taken again: it brought state, which is lost"""
         if order.resume is not None:
@@ -44,6 +39,10 @@ class Marker:
         for index in range(start, start + count):
             made = self._crew.run(index, 1)
             self._mark(index, {worker.name: metrics for worker, metrics in made.items()})
+
+    def forget(self, counts: Mapping[int, int]) -> None:
+        """A replacement will begin with these counts or later ones. From any thread."""
+        self._forgotten = counts
 
     def _take_over(self, order: Order, counts: Mapping[int, int]) -> None:
         counts = dict(counts)
@@ -75,8 +74,8 @@ class Marker:
             state[name] = {v: np.asarray(a) for v, a in own.items()}
         counts = self._post.counts()
         self._tell("mark", Mark(iteration=index + 1, state=state, counts=counts, metrics=metrics))
-        self._unsure.append(counts)
-        if len(self._unsure) > MARKS_IN_DOUBT:
+        forgotten, self._forgotten = self._forgotten, None
+        if forgotten is not None:
             # The message before may still be wanted: it may have brought state.
-            safe = self._unsure.popleft()
-            self._post.acknowledge({number: max(0, count - 1) for number, count in safe.items()})
+            wanted = {number: max(0, count - 1) for number, count in forgotten.items()}
+            self._post.acknowledge(wanted)

@@ -83,6 +83,11 @@ class WorkerProcess:
         if self.post is not None:
             self.post.move(target, address, counts)
 
+    def forget(self, counts: Mapping[int, int]) -> None:
+        """By lane, messages that no replacement of ours will ask for again."""
+        if self.marker is not None:
+            self.marker.forget(counts)
+
     def stuck(self) -> dict[str, str] | None:
         """An error if environments do not answer."""
         for pool in self.pools.values():
@@ -206,7 +211,7 @@ class WorkerProcess:
     def _preload(self, content: tuple[str, int, int, list[Any]]) -> None:
         message, sender, receiver, payload = content
         assert self.post is not None
-        self.post.open(message, sender, receiver).inbox.append(payload)
+        self.post.open(message, sender, receiver).put(payload)
 
     def _run(self, content: tuple[int, int]) -> dict[str, dict[str, list[np.ndarray]]]:
         assert self.crew is not None
@@ -270,6 +275,8 @@ def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
                 worker.stop()
             elif word == "move":
                 worker.move(*content)
+            elif word == "forget":
+                worker.forget(content)
             else:
                 worker.request(word, content)
         for answer in worker.answers():

@@ -1,6 +1,7 @@
 """Which processes can be replaced when they are lost, and how the run goes on."""
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -82,7 +83,7 @@ class RestartingCrew(_Replaceable):
 
 
 class ExpendableCrew(_Replaceable):
-    """Workers in lockstep, which tell where they stand after every iteration.
+    """Workers in lockstep or with a lag, which tell where they stand after every iteration.
 
     A new process goes on from there. Environments on the host cannot: they begin new episodes.
     """
@@ -90,12 +91,13 @@ class ExpendableCrew(_Replaceable):
     def __init__(self, fleet: Fleet, berth: Berth, order: Order):
         super().__init__(fleet, berth, order)
         self._is_exact = recovery_in(fleet.fdg, berth) == "replay"
-        self._last: Mark | None = None
-        self._safe: Mark | None = None
-        """the mark before, or where it all began: what a replacement begins with
+        self._unsure: deque[Mark] = deque()
+        """the last marks: they may have got out where messages before them have not
 
-        The last mark may have got out where messages before it have not. In lockstep, what was sent
-        before the mark before it was answered."""
+        What is sent in an iteration is answered in the next one, or as many later as the lag is."""
+        self._most_unsure = 1 + max(fleet.fdg.delays.values(), default=0)
+        self._safe: Mark | None = None
+        """the mark before those, or None for where it all began: what a replacement begins with"""
 
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
         metrics: dict[RemoteWorker, Metrics] = {worker: {} for worker in self.workers.values()}
@@ -103,7 +105,7 @@ class ExpendableCrew(_Replaceable):
 
         def mark(made: Mark) -> None:
             nonlocal done
-            self._safe, self._last = self._last, made
+            self._note(made)
             if made.iteration <= done:
                 return  # made again
             done = made.iteration
@@ -116,21 +118,28 @@ class ExpendableCrew(_Replaceable):
             try:
                 self.process.call("run", (begin, start + count - begin), on_mark=mark)
             except WorkerLost as lost:
-                self._last = self._safe
+                self._unsure.clear()
                 self._replace(lost)  # even if it had marked all: the next begins earlier
-                begin = 0 if self._last is None else self._last.iteration
+                begin = 0 if self._safe is None else self._safe.iteration
             else:
                 return metrics
 
     def state(self) -> Mapping[str, Mapping[Value, Any]]:
         """What no other process knows, by fragment."""
-        if self._last is not None:
-            return self._last.state
+        last = self._unsure[-1] if self._unsure else self._safe
+        if last is not None:
+            return last.state
         return {duty.part.fragment.name: duty.values for duty in self._order.duties}
+
+    def _note(self, made: Mark) -> None:
+        self._unsure.append(made)
+        if len(self._unsure) > self._most_unsure:
+            self._safe = self._unsure.popleft()
+            self.process.errand("forget", self._safe.counts)
 
     def _start_again(self, incarnation: int) -> None:
         super()._start_again(incarnation)
-        mark = self._last
+        mark = self._safe
         self._order = self._next_order(mark)
         self.process.call("order", self._order)
         address = self._order.addresses[self._berth.name]

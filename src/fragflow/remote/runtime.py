@@ -36,7 +36,7 @@ class InProcesses(LocalRuntime):
         lanes = self._fleet.lanes()
         processes = self._fleet.launcher.processes
         self._channels = _Preloading(
-            self._fleet, {lane.route: processes[lane.target] for lane in lanes}
+            self._fleet, {lane.route: processes[lane.source] for lane in lanes}
         )
         return _start(self._fleet, assembly, self.fdg.kinds, self._stall_timeout_seconds)
 
@@ -159,14 +159,14 @@ def _device_numbers(part: Part, station: Station) -> tuple[int, ...]:
 
 
 class _Preloading:
-    """Puts late messages where a process will look for them first."""
+    """Has senders of late messages begin with first values, which they keep like all they send."""
 
-    def __init__(self, fleet: Fleet, targets: Mapping[tuple[str, int, int], RemoteProcess]):
+    def __init__(self, fleet: Fleet, sources: Mapping[tuple[str, int, int], RemoteProcess]):
         self._fleet = fleet
-        self._targets = targets
+        self._sources = sources
 
     def open(self, message: str, sender: int, receiver: int) -> "_Preload":
-        return _Preload(self._targets[message, sender, receiver], (message, sender, receiver))
+        return _Preload(self._sources[message, sender, receiver], (message, sender, receiver))
 
     def close(self) -> None:
         """Wakes all who wait for messages."""

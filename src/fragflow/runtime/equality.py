@@ -1,9 +1,9 @@
 """What a run says about its results: how they relate to those of one undivided program."""
 
 from fragflow.api.host import HostEnvironment
-from fragflow.graph.cut import Traced
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment
+from fragflow.graph.traced import Traced
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
 

@@ -1,0 +1,59 @@
+"""An algorithm on an environment, traced on demand for each extent that a fragment may have."""
+
+from dataclasses import dataclass
+
+from fragflow._jax import ClosedJaxpr
+from fragflow.api.algorithm import Algorithm
+from fragflow.api.environment import num_agents_of, teams_of
+from fragflow.api.host import Host
+from fragflow.api.vector import AnyEnvironment
+from fragflow.graph.extent import Extent
+from fragflow.graph.trace import Trace, trace, trace_init
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What is cut; every trace of it is made once."""
+
+    algorithm: Algorithm
+    environment: AnyEnvironment | Host
+    num_envs: int
+    """how many are in the program that is cut"""
+    total: int
+    """how many there are in all: more, if it is one worker's program"""
+    traces: dict[Extent, Trace]
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.num_envs)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """Agents in each team; empty for one agent without an axis of its own."""
+        environment = self.environment
+        spaces = environment.environment if isinstance(environment, Host) else environment
+        return () if num_agents_of(spaces) is None else teams_of(spaces)
+
+    def at(self, extent: Extent) -> Trace:
+        if extent not in self.traces:
+            self.traces[extent] = trace(self.algorithm, self.environment, self.total, extent)
+        return self.traces[extent]
+
+    def init_at(self, extent: Extent) -> ClosedJaxpr:
+        return trace_init(self.algorithm, self.environment, self.total, extent)
+
+
+def traced(
+    algorithm: Algorithm,
+    environment: AnyEnvironment | Host,
+    num_envs: int,
+    total: int | None = None,
+) -> Traced:
+    """Prepares tracing; the first trace is made when it is asked for."""
+    return Traced(
+        algorithm=algorithm,
+        environment=environment,
+        num_envs=num_envs,
+        total=total or num_envs,
+        traces={},
+    )
