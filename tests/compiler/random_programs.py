@@ -73,11 +73,13 @@ INTEGERS = Arithmetic(
         lambda x, y: lax.cond(jnp.asarray(True), lambda: x + y, lambda: x - y),
     ),
 )
+# All of them are continuous, and no float becomes a bool or an integer: a difference by rounding
+# must stay one.
 FLOATS = Arithmetic(
     "float32",
     (
         lambda x, y: jnp.tanh(x) + 0.5 * y,
-        lambda x, y: jnp.where(x > y, jnp.sin(x), y * 0.3),
+        lambda x, y: jnp.where(x > y, jnp.sin(x - y), 0.3 * (y - x)),
         lambda x, y: jnp.maximum(x, y) * 0.7,
         lambda x, y: jnp.flip(x, -1) * 0.9 - jnp.tanh(y),
     ),
@@ -137,8 +139,8 @@ class RandomLoop(ff.Algorithm):
             params={"p": uniform[-1], "q": uniform[len(uniform) // 2]},
             rows={
                 "v": varying[-1],
-                "small": varying[len(varying) // 2].astype("uint8"),
-                "on": varying[-1] > 2,
+                "small": self.like(varying[len(varying) // 2], state.rows["small"]),
+                "on": self.like(varying[-1], state.rows["on"]),
             },
             kept=state.kept,
         )
@@ -173,7 +175,7 @@ class RandomLoop(ff.Algorithm):
             case "glue":
                 return Item(kind, self.apply(operation, x.array, y.array))
             case "cast":
-                to = TYPES[k % len(TYPES)]
+                to = "number" if x.array.dtype == "float32" else TYPES[k % len(TYPES)]
                 array = self.number(x.array)
                 return Item(
                     x.kind,
@@ -225,6 +227,9 @@ class RandomLoop(ff.Algorithm):
         return array.astype(self.arithmetic.dtype)
 
     def like(self, array: Any, old: Any) -> Any:
+        """`array` with the type of `old`, or something of that type in its place."""
+        if array.dtype == "float32" and old.dtype != "float32":
+            return ~old if old.dtype == bool else old * 3 + 1
         return array > 1 if old.dtype == bool else array.astype(old.dtype)
 
     def apply(self, operation: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
