@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-# The same examples every time: who has changed nothing sees no new failure. `thorough` draws others.
+# The same examples every time: no new failure where nothing has changed. `thorough` draws others.
 hypothesis.settings.register_profile(
     "ci", max_examples=100, deadline=None, print_blob=True, derandomize=True
 )
