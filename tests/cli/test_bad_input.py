@@ -51,6 +51,13 @@ CASES = {
     "bad hyperparameter": ([*TINY, "--gamma", "2"], ["gamma", "between 0 and 1"]),
     "environment argument": ([*TINY, "--env-arg", "fast"], ["--env-arg 'fast'", "NAME=VALUE"]),
     "its name": ([*TINY, "--env-arg", "gravty=1"], ["'gravty'", "Did you mean 'gravity'?"]),
+    "its value": ([*TINY, "--env-arg", "gravity=strong"], ["gravity of CartPole-v1", "a number"]),
+    "no setting": ([*TINY, "--env-arg", "name=x"], ["'name'", "Known: ", "gravity"]),
+    "setting of Tag": ([*TINY, "--env", "Tag", "--env-arg", "agnts=9"], ["Did you mean 'agents'?"]),
+    "setting of a library": (
+        [*TINY, "--env", "gymnasium:Acrobot-v1", "--env-arg", "max_episode_steps=many"],
+        ["cannot make gymnasium:Acrobot-v1", "many"],
+    ),
     "wrapper": ([*TINY, "--wrap", "time-limt=9"], ["--wrap time-limt=9", "mean 'time-limit'?"]),
     "no number": ([*TINY, "--wrap", "frame-stack"], ["--wrap frame-stack", "frame-stack=NUMBER"]),
     "bad number": ([*TINY, "--wrap", "frame-stack=0"], ["frame_stack is 0", "at least 1"]),
