@@ -75,6 +75,10 @@ CASES = {
     "no run": (["eval", "nowhere"], ["nowhere is not a run directory"]),
     "which run": (["eval"], ["which run?"]),
     "format": (["show", "ppo", "--env", "CartPole-v1", "--format", "gif"], ["text, mermaid, json"]),
+    "shown for none": (
+        ["show", "ppo", "--env", "CartPole-v1", "--num-envs", "0"],
+        ["num-envs is 0", "at least 1"],
+    ),
     "list": (["list", "--all"], ["unknown option --all"]),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fragflow.errors import ConfigError, FragflowError, did_you_mean
+from fragflow.errors import ConfigError, FragflowError, RunError, did_you_mean
 from fragflow.tools.commands import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.options import (
     Group,
@@ -43,8 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         return 141
+    except OSError as error:  # a full disk, a directory that is gone
+        if debug:
+            raise
+        _drop_output()
+        print(f"fragflow: error: {error}", file=sys.stderr)
+        return RunError.exit_code
+
+
+def _drop_output() -> None:
+    """What is still to be written cannot be: Python would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -133,10 +144,11 @@ def _show(words: list[str]) -> int:
 
     policy = names.find_policy(values["policy"], values["env"], values["sync"], values["first"])
     made = names.make_algorithm(algorithm, hyper)
+    given = values["num_envs"]
     experiment = Experiment(
         algorithm=made,
         environment=_environment(values["env"], values),
-        num_envs=values["num_envs"] or int(getattr(made, "default_num_envs", 16)),
+        num_envs=int(getattr(made, "default_num_envs", 16)) if given is None else given,
         total_steps=1,
     )
     deployment = Deployment(
