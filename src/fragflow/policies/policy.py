@@ -83,8 +83,8 @@ class Policy:
                     f"{place.paired_with!r}, which it does not have. Its fragments are: "
                     f"{', '.join(names)}."
                 )
-        given: object = self.synchronisation
-        if not isinstance(given, Synchronisation):
+        given = self.synchronisation
+        if not isinstance(given, Synchronisation):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(
                 f"policy {self.name!r}: synchronisation is {given!r}: expected "
                 "ff.Lockstep(), ff.Lag(iterations=K) or ff.Asynchronous()"
