@@ -11,7 +11,7 @@ import fragflow as ff
 from fragflow.errors import ConfigError
 from fragflow.tools.cli import main
 from fragflow.tools.evaluate import Evaluator
-from fragflow.tools.names import find_algorithm, find_environment
+from fragflow.tools.names import find_algorithm, find_environment, make_algorithm
 
 MODULE = '''
 from dataclasses import dataclass
@@ -190,6 +190,21 @@ def test_actions_stay_within_bounds(own_module: str) -> None:
     assert Evaluator(algorithm, environment, episodes=1)(params).mean_return == 1.0 + 1.5 + 1.5
     agent = ff.Agent(algorithm, environment, params)
     assert [float(agent.act([0.0])) for _ in range(3)] == [1.0, 1.5, 1.5]
+
+
+def test_hyperparameters_of_a_wrong_type(own_module: str) -> None:
+    algorithm = find_algorithm(f"{own_module}:Constant")
+    for wrong, expected in (
+        ({"level": "high"}, "level of Constant is 'high': expected a number"),
+        ({"level": True}, "level of Constant is True"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            make_algorithm(algorithm, wrong)
+    for wrong in ({"rollout_length": 8.0}, {"rollout_length": 2**40}, {"hidden": 64}):
+        with pytest.raises(ConfigError, match=r"expected a (whole number|tuple)"):
+            make_algorithm("ppo", wrong)
+    with pytest.raises(ConfigError, match="anneal of PPO is 'no': expected True or False"):
+        make_algorithm("ppo", {"anneal": "no"})
 
 
 WRONG = """

@@ -76,7 +76,13 @@ class Group:
 def hyperparameters(algorithm: Any) -> Group:
     """The fields of an algorithm's dataclass that a command line can express."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
-    hints = get_type_hints(cls)
+    try:
+        hints = get_type_hints(cls)
+    except NameError as error:
+        raise ConfigError(
+            f"the types of {cls.__name__}'s fields, which become options, are not known: {error}. "
+            "Import what they name, not for type checkers only."
+        ) from error
     docs = field_docs(cls)
     options = []
     for field in dataclasses.fields(cls):

@@ -139,7 +139,7 @@ def train(
     ):
         _require_whole(name, value, least)
     if runtime not in get_args(RuntimeName):
-        raise ConfigError(unknown("runtime", runtime, get_args(RuntimeName)))
+        raise ConfigError(unknown("runtime", str(runtime), get_args(RuntimeName)))
     chosen_policy = names.find_policy(policy, env, sync, first)
     deployment = Deployment(workers=workers, learners=learners)
     directory = None if run_dir is None else RunDirectory.create(run_dir)
