@@ -74,6 +74,11 @@ CASES = {
     "no file": ([*TINY, "--config", "no.json"], ["--config no.json", "No such file"]),
     "no run": (["eval", "nowhere"], ["nowhere is not a run directory"]),
     "which run": (["eval"], ["which run?"]),
+    "seed of a run": (["eval", "nowhere", "--seed", "1e30"], ["seed is 1000", "to 4294967295"]),
+    "seed of a twin": (
+        ["check", "CartPole-v1", "--twin", "gymnasium:CartPole-v1", "--seed", "-1"],
+        ["seed is -1", "from 0"],
+    ),
     "format": (["show", "ppo", "--env", "CartPole-v1", "--format", "gif"], ["text, mermaid, json"]),
     "shown for none": (
         ["show", "ppo", "--env", "CartPole-v1", "--num-envs", "0"],

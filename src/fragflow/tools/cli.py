@@ -185,7 +185,10 @@ def _eval(words: list[str]) -> int:
     from fragflow.tools.evaluate import evaluator_for
     from fragflow.tools.load import load
     from fragflow.tools.record import check_drawable, record
+    from fragflow.tools.train import require_whole
 
+    require_whole("episodes", values["episodes"], 1)
+    require_whole("seed", values["seed"], 0)
     use_compilation_cache()
     agent = load(
         run_dir,
@@ -254,6 +257,7 @@ def _check(words: list[str]) -> int:
 def _check_twin(env: str, port: Any, values: dict[str, Any]) -> int:
     """Compares a port with its original."""
     from fragflow.tools import names
+    from fragflow.tools.train import require_whole
     from fragflow.tools.twin import TwinChecker
 
     name = values["state_map"]
@@ -261,9 +265,9 @@ def _check_twin(env: str, port: Any, values: dict[str, Any]) -> int:
     if name and not callable(state_map):
         raise ConfigError(f"state map {name!r} is of type {type(state_map).__name__}: not callable")
     given = {word: values[word] for word in ("seed", "tolerance") if values[word] is not None}
-    for word, value in given.items():
-        if not value >= 0:
-            raise ConfigError(f"{word} is {value}: expected at least 0")
+    require_whole("seed", given.get("seed", 0), 0)
+    if not given.get("tolerance", 0.0) >= 0:
+        raise ConfigError(f"tolerance is {given['tolerance']}: expected at least 0")
     original = names.find_environment(
         values["twin"], names.parse_arguments(values["twin_arg"], "--twin-arg")
     )
