@@ -160,6 +160,14 @@ def test_hyperparameters_are_options_with_help(
     assert "--network" not in text
 
 
+def test_help_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "5")
+    assert main(["check", "--help"]) == 0
+    assert "--steps N" in capsys.readouterr().out
+
+
 def update_at(env_steps: int) -> Update:
     return Update(
         env_steps=env_steps,
