@@ -54,6 +54,7 @@ CASES = {
     "its value": ([*TINY, "--env-arg", "gravity=strong"], ["gravity of CartPole-v1", "a number"]),
     "no setting": ([*TINY, "--env-arg", "name=x"], ["'name'", "Known: ", "gravity"]),
     "setting of Tag": ([*TINY, "--env", "Tag", "--env-arg", "agnts=9"], ["Did you mean 'agents'?"]),
+    "many agents": ([*TINY, "--env", "Tag"], ["PPO is for one agent", "use IPPO or MAPPO"]),
     "setting of a library": (
         [*TINY, "--env", "gymnasium:Acrobot-v1", "--env-arg", "max_episode_steps=many"],
         ["cannot make gymnasium:Acrobot-v1", "many"],

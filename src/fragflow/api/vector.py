@@ -117,11 +117,11 @@ class Environments:
             per_env = jax.vmap(per_env, (0, None))
         return per_env(rows, self._ids)
 
-    def per_env(self, total: int) -> int:
-        """A global count (batch size, capacity) as a count per environment."""
+    def per_env(self, total: int, name: str = "a count") -> int:
+        """A global count (batch size, capacity) per environment; `name` is for errors."""
         if total % self._total:
             raise ConfigError(
-                f"{total} cannot be divided among {self._total} environments: "
+                f"{name} of {total} cannot be divided among {self._total} environments: "
                 f"use a multiple of {self._total}"
             )
         return total // self._total
