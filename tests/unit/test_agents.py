@@ -201,3 +201,10 @@ def test_games_that_are_no_parallel_ones_are_refused() -> None:
 
 def test_tag_has_no_bounds_to_leave() -> None:
     assert make_environment("Tag", observation_bounds="none") == make_environment("Tag")
+
+
+def test_an_image_of_another_shape_is_named_as_it_is() -> None:
+    """JaxMARL declares Overcooked's height and width the wrong way round."""
+    space = ff.Box(shape=(5, 4, 26))
+    agents = Agents(teams=(2,), observation=space, action=ff.Discrete(n=2))
+    assert agents.padded(np.zeros((4, 5, 26))).shape == (4, 5, 26)
