@@ -99,6 +99,7 @@ def iterations_for(total_steps: int, steps_per_iteration: int) -> int:
 
 def graph(experiment: Experiment, policy: Policy, deployment: Deployment, **options: bool) -> FDG:
     """The graph that `run` would execute."""
+    _check_numbers(experiment)
     source, deployment = _source(experiment, policy, deployment)
     return cut(source, policy, deployment, Options(**options))
 

@@ -51,6 +51,14 @@ CASES = {
     "bad hyperparameter": ([*TINY, "--gamma", "2"], ["gamma", "between 0 and 1"]),
     "environment argument": ([*TINY, "--env-arg", "fast"], ["--env-arg 'fast'", "NAME=VALUE"]),
     "its name": ([*TINY, "--env-arg", "gravty=1"], ["'gravty'", "Did you mean 'gravity'?"]),
+    "its value": ([*TINY, "--env-arg", "gravity=strong"], ["gravity of CartPole-v1", "a number"]),
+    "no setting": ([*TINY, "--env-arg", "name=x"], ["'name'", "Known: ", "gravity"]),
+    "setting of Tag": ([*TINY, "--env", "Tag", "--env-arg", "agnts=9"], ["Did you mean 'agents'?"]),
+    "many agents": ([*TINY, "--env", "Tag"], ["PPO is for one agent", "use IPPO or MAPPO"]),
+    "setting of a library": (
+        [*TINY, "--env", "gymnasium:Acrobot-v1", "--env-arg", "max_episode_steps=many"],
+        ["cannot make gymnasium:Acrobot-v1", "many"],
+    ),
     "wrapper": ([*TINY, "--wrap", "time-limt=9"], ["--wrap time-limt=9", "mean 'time-limit'?"]),
     "no number": ([*TINY, "--wrap", "frame-stack"], ["--wrap frame-stack", "frame-stack=NUMBER"]),
     "bad number": ([*TINY, "--wrap", "frame-stack=0"], ["frame_stack is 0", "at least 1"]),
@@ -67,7 +75,16 @@ CASES = {
     "no file": ([*TINY, "--config", "no.json"], ["--config no.json", "No such file"]),
     "no run": (["eval", "nowhere"], ["nowhere is not a run directory"]),
     "which run": (["eval"], ["which run?"]),
+    "seed of a run": (["eval", "nowhere", "--seed", "1e30"], ["seed is 1000", "to 4294967295"]),
+    "seed of a twin": (
+        ["check", "CartPole-v1", "--twin", "gymnasium:CartPole-v1", "--seed", "-1"],
+        ["seed is -1", "from 0"],
+    ),
     "format": (["show", "ppo", "--env", "CartPole-v1", "--format", "gif"], ["text, mermaid, json"]),
+    "shown for none": (
+        ["show", "ppo", "--env", "CartPole-v1", "--num-envs", "0"],
+        ["num-envs is 0", "at least 1"],
+    ),
     "list": (["list", "--all"], ["unknown option --all"]),
 }
 

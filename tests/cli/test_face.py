@@ -111,6 +111,19 @@ def test_second_signal_ends_at_once() -> None:
     assert process.returncode == 130
 
 
+@pytest.mark.parametrize(("output", "code", "lines"), [("&-", 0, 0), ("/dev/full", 3, 1)])
+def test_output_that_cannot_be_written(output: str, code: int, lines: int) -> None:
+    """Closed, a run goes on in silence; a full disk is one message."""
+    command = f"{sys.executable} -m fragflow.tools.cli list >{output}"
+    if output == "&-":
+        command = command.replace("list", " ".join([*TINY, "--total-steps", "1"]))
+    script = f"import os; os.execlp('sh', 'sh', '-c', {command!r})"
+    process = start_python("-c", script)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code, errors
+    assert len(errors.splitlines()) == lines, errors
+
+
 def test_list_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     output = capsys.readouterr().out
@@ -145,6 +158,14 @@ def test_hyperparameters_are_options_with_help(
         assert part in text
     assert "step size of Adam" in text
     assert "--network" not in text
+
+
+def test_help_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "5")
+    assert main(["check", "--help"]) == 0
+    assert "--steps N" in capsys.readouterr().out
 
 
 def update_at(env_steps: int) -> Update:

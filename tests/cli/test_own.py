@@ -11,7 +11,7 @@ import fragflow as ff
 from fragflow.errors import ConfigError
 from fragflow.tools.cli import main
 from fragflow.tools.evaluate import Evaluator
-from fragflow.tools.names import find_algorithm, find_environment
+from fragflow.tools.names import find_algorithm, find_environment, make_algorithm
 
 MODULE = '''
 from dataclasses import dataclass
@@ -190,3 +190,72 @@ def test_actions_stay_within_bounds(own_module: str) -> None:
     assert Evaluator(algorithm, environment, episodes=1)(params).mean_return == 1.0 + 1.5 + 1.5
     agent = ff.Agent(algorithm, environment, params)
     assert [float(agent.act([0.0])) for _ in range(3)] == [1.0, 1.5, 1.5]
+
+
+def test_hyperparameters_of_a_wrong_type(own_module: str) -> None:
+    algorithm = find_algorithm(f"{own_module}:Constant")
+    for wrong, expected in (
+        ({"level": "high"}, "level of Constant is 'high': expected a number"),
+        ({"level": True}, "level of Constant is True"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            make_algorithm(algorithm, wrong)
+    for wrong in ({"rollout_length": 8.0}, {"rollout_length": 2**40}, {"hidden": 64}):
+        with pytest.raises(ConfigError, match=r"expected a (whole number|tuple)"):
+            make_algorithm("ppo", wrong)
+    with pytest.raises(ConfigError, match="anneal of PPO is 'no': expected True or False"):
+        make_algorithm("ppo", {"anneal": "no"})
+
+
+WRONG = """
+import jax.numpy as jnp
+
+import fragflow as ff
+from own_things import Constant, Countdown
+
+
+class Larger(Countdown):
+    def reset(self, key):
+        return jnp.int32(self.length), jnp.zeros(2)
+
+
+class Rows(Countdown):
+    def step(self, state, action, key):
+        return Countdown.step(self, state, action, key)._replace(reward=jnp.zeros(1))
+
+
+class Tuple(Countdown):
+    def step(self, state, action, key):
+        return tuple(Countdown.step(self, state, action, key))
+
+
+class NoMetrics(Constant):
+    def step(self, env, state, clock):
+        return Constant.step(self, env, state, clock)[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment", "expected"),
+    [
+        ("Constant", "Larger", "'countdown': reset gives observations of shape [2], expected [1]"),
+        ("Constant", "Rows", "step gives rewards of shape [1], expected []"),
+        ("Constant", "Tuple", "step returned tuple, expected fragflow.Step"),
+        ("NoMetrics", "Countdown", "NoMetrics.step returned State: expected the next state and a"),
+    ],
+)
+def test_what_breaks_its_contract_is_named(
+    algorithm: str,
+    environment: str,
+    expected: str,
+    own_module: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("wrong_things.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.delitem(sys.modules, "wrong_things", raising=False)
+    words = train_words(own_module)
+    words[1], words[3] = f"wrong_things:{algorithm}", f"wrong_things:{environment}"
+    assert main(words) == 2
+    assert expected in capsys.readouterr().err

@@ -127,6 +127,15 @@ def test_weights_must_fit_exactly(finished: Finished) -> None:
         ff.load(path)
 
 
+def test_configuration_that_is_not_one(finished: Finished) -> None:
+    path = copy_run(finished.path, "edited")
+    config = json.loads((path / "config.json").read_text())
+    for change in ({"hyperparameters": [1]}, {"env": 5}, {"env_args": None}, {"load_needs": 1}):
+        (path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ConfigError, match=f"incomplete config.json: {next(iter(change))} is"):
+            ff.load(path)
+
+
 def test_code_named_in_a_file_is_never_imported(finished: Finished) -> None:
     path = copy_run(finished.path, "evil")
     Path("evil_module.py").write_text("raise SystemExit('imported')")

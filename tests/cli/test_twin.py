@@ -145,7 +145,7 @@ def test_a_state_map_of_ones_own(capsys):
         ([*FALL, "--state-map", "cli.ports:ORIGINAL"], "cli.ports has no attribute 'ORIGINAL'"),
         ([*FALL, "--state-map", "os:sep"], "state map 'os:sep' is of type str"),
         ([*FALL, "--tolerance", "-1"], "tolerance is -1.0: expected at least 0"),
-        ([*FALL, "--seed", "-1"], "seed is -1: expected at least 0"),
+        ([*FALL, "--seed", "-1"], "seed is -1: expected a whole number from 0"),
         ([*FALL, "--twin-arg", "fast"], "--twin-arg 'fast': expected NAME=VALUE"),
         (["check", ORIGINAL, "--twin", ORIGINAL], "ENV is the one in JAX"),
         (["check", "CartPole-v1", "--twin", "gymnax:CartPole-v1"], "ENV is the one in JAX"),

@@ -1,5 +1,6 @@
 """Several agents: the axis of agents is second, dead agents are masked, spaces are equal."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import fragflow as ff
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment, pettingzoo
 from fragflow.environments.agents import Agents, agents_of, same_space
+from fragflow.environments.jaxmarl import _silenced
 from fragflow.environments.stepping import Failed
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
@@ -176,3 +178,33 @@ def test_teams_are_told_by_the_names_of_agents():
     acts = dict.fromkeys(images, ff.Discrete(n=2))
     with pytest.raises(ConfigError, match=r"teams of game have different observations .*wolf"):
         agents_of("game", images, acts)
+
+
+def test_importing_jaxmarl_leaves_the_output_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout
+    with _silenced():
+        print("Importing ...")
+        sys.stdout = sys.__stdout__  # as JaxMARL does
+        print("not found")
+    assert sys.stdout is before
+    assert capsys.readouterr().out == ""
+
+
+def test_games_that_are_no_parallel_ones_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'simple_spread_v3'\?"):
+        make_environment("pettingzoo:simple_spred_v3")
+    with pytest.raises(ConfigError, match="connect_four_v3 has no parallel_env"):
+        make_environment("pettingzoo:connect_four_v3")
+    with pytest.raises(ConfigError, match="cannot make pettingzoo:simple_spread_v3: ValueError"):
+        make_environment("pettingzoo:simple_spread_v3", N=0)
+
+
+def test_tag_has_no_bounds_to_leave() -> None:
+    assert make_environment("Tag", observation_bounds="none") == make_environment("Tag")
+
+
+def test_an_image_of_another_shape_is_named_as_it_is() -> None:
+    """JaxMARL declares Overcooked's height and width the wrong way round."""
+    space = ff.Box(shape=(5, 4, 26))
+    agents = Agents(teams=(2,), observation=space, action=ff.Discrete(n=2))
+    assert agents.padded(np.zeros((4, 5, 26))).shape == (4, 5, 26)

@@ -113,3 +113,26 @@ def test_a_fragment_for_each_team():
     assert owned["learner"] == ("learner.report",)
     one = place(POLICIES["learner-per-team"], Deployment(workers=2), components[:3], 8)
     assert [p.name for p in one] == ["environment+actor", "learner"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (
+            {"components": "actor"},
+            r"components is the text 'actor': expected a tuple, \('actor',\)",
+        ),
+        ({"replicas": "worker"}, "replicas is 'worker': expected one, workers, learners or"),
+        ({"replicas": 0}, "replicas is 0: expected"),
+        ({"device": "gpu"}, "fragment 'p': unknown device 'gpu'.* Known: accelerator, cpu"),
+        ({"over": "agent"}, "unknown over 'agent'. Did you mean 'agents'?"),
+    ],
+)
+def test_a_place_that_cannot_be(wrong, expected):
+    with pytest.raises(PolicyError, match=expected):
+        Place(**{"name": "p", "components": ("actor",), **wrong})
+
+
+def test_a_synchronisation_that_is_none():
+    with pytest.raises(PolicyError, match=r"is 'lag=1': expected .* ff.Lag\(iterations=K\)"):
+        Policy(name="own", places=(), synchronisation="lag=1")  # pyright: ignore[reportArgumentType]

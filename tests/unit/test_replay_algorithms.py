@@ -268,8 +268,8 @@ def test_impossible_hyperparameters_are_told(cls: Any, wrong: Any, message: str)
     [
         (DQN(), "Pendulum-v1", 16, "DQN is for a choice among actions"),
         (SAC(), "CartPole-v1", 16, "SAC is for continuous actions"),
-        (DQN(), "CartPole-v1", 48, "128 cannot be divided among 48 environments"),
-        (SAC(), "Pendulum-v1", 300, "256 cannot be divided among 300 environments"),
+        (DQN(), "CartPole-v1", 48, "batch_size of 128 cannot be divided among 48 environments"),
+        (SAC(), "Pendulum-v1", 300, "batch_size of 256 cannot be divided among 300 environments"),
     ],
 )
 def test_what_cannot_work_is_refused(algorithm, env, num_envs, message) -> None:

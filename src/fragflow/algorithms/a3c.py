@@ -95,7 +95,7 @@ class A2C(ff.Algorithm):
         if env.num_agents is not None:
             raise ConfigError(
                 f"{type(self).__name__} is for one agent, but there are {env.num_agents} in each "
-                "environment"
+                "environment: use IPPO or MAPPO"
             )
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)

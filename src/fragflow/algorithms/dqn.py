@@ -126,11 +126,12 @@ class DQN(ff.Algorithm):
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is not None:
             raise ConfigError(
-                f"DQN is for one agent, but there are {env.num_agents} in each environment"
+                f"DQN is for one agent, but there are {env.num_agents} in each environment: "
+                "use IPPO or MAPPO"
             )
         if not isinstance(env.action, ff.Discrete):
             raise ConfigError(f"DQN is for a choice among actions, but actions are {env.action}")
-        env.per_env(self.batch_size)
+        env.per_env(self.batch_size, "batch_size")
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
         env_state, timestep = env.reset(env_key)

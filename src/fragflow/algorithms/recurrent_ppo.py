@@ -144,7 +144,8 @@ class RecurrentPPO(ff.Algorithm):
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is not None:
             raise ConfigError(
-                f"RecurrentPPO is for one agent, but there are {env.num_agents} in each environment"
+                f"RecurrentPPO is for one agent, but there are {env.num_agents} in each "
+                "environment: use IPPO or MAPPO"
             )
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)

@@ -91,10 +91,11 @@ class SAC(ff.Algorithm):
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is not None:
             raise ConfigError(
-                f"SAC is for one agent, but there are {env.num_agents} in each environment"
+                f"SAC is for one agent, but there are {env.num_agents} in each environment: "
+                "use IPPO or MAPPO"
             )
         space = _bounded(env.action)
-        env.per_env(self.batch_size)
+        env.per_env(self.batch_size, "batch_size")
         network_key, env_key = jax.random.split(key)
         networks = self._network.init(network_key, env.observation, space)
         trained = networks | {"temperature": jnp.float32(np.log(self.initial_temperature))}

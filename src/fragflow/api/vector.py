@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fragflow.api.component import component
 from fragflow.api.environment import (
     Environment,
+    Step,
     Timestep,
     num_agents_of,
     teams_of,
@@ -116,11 +117,11 @@ class Environments:
             per_env = jax.vmap(per_env, (0, None))
         return per_env(rows, self._ids)
 
-    def per_env(self, total: int) -> int:
-        """A global count (batch size, capacity) as a count per environment."""
+    def per_env(self, total: int, name: str = "a count") -> int:
+        """A global count (batch size, capacity) per environment; `name` is for errors."""
         if total % self._total:
             raise ConfigError(
-                f"{total} cannot be divided among {self._total} environments: "
+                f"{name} of {total} cannot be divided among {self._total} environments: "
                 f"use a multiple of {self._total}"
             )
         return total // self._total
@@ -142,7 +143,7 @@ class Environments:
         if isinstance(environment, Host):
             inner, obs = jnp.zeros(raw.shape[:1], jnp.int32), environment.reset(raw)
         else:
-            inner, obs = jax.vmap(lambda key: environment.reset(_draw(key, 0)))(raw)
+            inner, obs = jax.vmap(lambda key: self._reset_one(environment, key))(raw)
         # Zeros and ones are made from the keys' rows, so that they have the environment axis.
         agents = () if self.num_agents is None else (self.num_agents,)
         zero = jnp.zeros((*raw.shape[:1], *agents), jnp.float32)
@@ -169,11 +170,32 @@ class Environments:
             return state._replace(inner=inner, record=record), step
         return jax.vmap(lambda s, a: self._step_one(environment, s, a))(state, action)
 
+    def _reset_one(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
+        inner, obs = environment.reset(_draw(key, 0))
+        self._check_shape("reset gives observations", obs, environment.observation.shape)
+        return inner, obs
+
+    def _check_shape(self, what: str, given: Any, of_one: tuple[int, ...]) -> None:
+        """An environment keeps to what it declares: else an algorithm fails, far from the cause."""
+        expected = (*(() if self.num_agents is None else (self.num_agents,)), *of_one)
+        if jnp.shape(given) != expected:
+            raise ConfigError(
+                f"environment {self._environment.name!r}: {what} of shape "
+                f"{list(jnp.shape(given))}, expected {list(expected)}"
+            )
+
     def _step_one(
         self, environment: Environment, state: EnvState, action: jax.Array
     ) -> tuple[EnvState, Timestep]:
         key, draws = state.random[:2], state.random[2]
         step = environment.step(state.inner, action, _draw(key, 2 * draws))
+        if not isinstance(step, Step):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"environment {environment.name!r}: step returned {type(step).__name__}, expected "
+                "fragflow.Step(state, obs, reward, terminated, truncated)"
+            )
+        self._check_shape("step gives observations", step.obs, environment.observation.shape)
+        self._check_shape("step gives rewards", step.reward, ())
         reward = jnp.asarray(step.reward, jnp.float32)
         terminated = jnp.asarray(step.terminated, bool)
         truncated = jnp.asarray(step.truncated, bool) & ~terminated

@@ -6,7 +6,7 @@ import math
 from types import ModuleType
 from typing import Any
 
-from fragflow.errors import ConfigError, unknown
+from fragflow.errors import ConfigError, FragflowError, unknown
 
 ADAPTERS: dict[str, str] = {
     "gymnax": "fragflow.environments.gymnax",
@@ -26,7 +26,9 @@ BOUNDS = ("declared", "none")
 """which bounds observations must keep"""
 
 
-def make_environment(name: str, *, observation_bounds: str = "declared", **arguments: Any) -> Any:
+def make_environment(
+    name: str, /, *, observation_bounds: str = "declared", **arguments: Any
+) -> Any:
     """The environment `library:name`, or just `name`; `arguments` are its own settings.
 
     `observation_bounds="none"` is for one that does not keep the bounds it declares.
@@ -34,10 +36,17 @@ def make_environment(name: str, *, observation_bounds: str = "declared", **argum
     if observation_bounds not in BOUNDS:
         raise ConfigError(unknown("choice of observation_bounds", str(observation_bounds), BOUNDS))
     library = library_of(name)
-    environment = _adapter(library).make(name.removeprefix(f"{library}:"), **arguments)
+    try:
+        environment = _adapter(library).make(name.removeprefix(f"{library}:"), **arguments)
+    except FragflowError:
+        raise
+    except Exception as error:  # whatever somebody's library says of settings it does not like
+        raise ConfigError(f"cannot make {name}: {type(error).__name__}: {error}") from error
     space = environment.observation
     if observation_bounds == "none" and hasattr(space, "low"):
         unbounded = dataclasses.replace(space, low=-math.inf, high=math.inf)
+        if space == unbounded:
+            return environment
         if hasattr(environment, "agents"):
             agents = dataclasses.replace(environment.agents, observation=unbounded)
             return dataclasses.replace(environment, agents=agents)

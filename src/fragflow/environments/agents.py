@@ -24,8 +24,9 @@ class Agents:
 
     def padded(self, row: Any, numpy: Any = np) -> Any:
         """One agent's observation in the size of the largest."""
-        missing = self.observation.shape[0] - row.shape[0] if self.observation.shape else 0
-        return numpy.pad(row, (0, missing)) if missing else row
+        if len(self.observation.shape) != 1 or row.shape == self.observation.shape:
+            return row
+        return numpy.pad(row, (0, self.observation.shape[0] - row.shape[0]))
 
 
 class WithAgents:

@@ -44,7 +44,9 @@ def _small(state: Any) -> Any:
     return state.replace(metrics={name: jnp.zeros_like(v) for name, v in state.metrics.items()})
 
 
-def make(name: str, *, episode_length: int = EPISODE_LENGTH, **arguments: Any) -> BraxEnvironment:
+def make(
+    name: str, /, *, episode_length: int = EPISODE_LENGTH, **arguments: Any
+) -> BraxEnvironment:
     """The Brax environment `name`; `arguments` go to its constructor (`backend`, say)."""
     known = names()
     if name not in known:

@@ -175,7 +175,7 @@ class EnvpoolTurns(EnvpoolBatch):
         return info["env_id"], answers
 
 
-def make(name: str, *, threads: int | None = None, **arguments: Any) -> EnvpoolEnvironment:
+def make(name: str, /, *, threads: int | None = None, **arguments: Any) -> EnvpoolEnvironment:
     """The environment that EnvPool calls `name`; `arguments` are its own settings."""
     known = names()
     if name not in known:

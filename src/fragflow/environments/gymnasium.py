@@ -127,7 +127,7 @@ class VectorBatch:
         self._env.close()
 
 
-def make(name: str, *, vectorization: str = "auto", **arguments: Any) -> GymnasiumEnvironment:
+def make(name: str, /, *, vectorization: str = "auto", **arguments: Any) -> GymnasiumEnvironment:
     """The environment registered as `name`; `arguments` go to `gymnasium.make`.
 
     `module:name` imports the module first, which registers it.

@@ -85,7 +85,7 @@ class GymnaxEnvironment:
         return obs if self._entries is None else obs[np.array(self._entries)]
 
 
-def make(name: str, **arguments: Any) -> GymnaxEnvironment:
+def make(name: str, /, **arguments: Any) -> GymnaxEnvironment:
     """The gymnax environment `name`; `arguments` replace fields of its `EnvParams`."""
     if name in PARTS:
         whole, entries = PARTS[name]
@@ -101,9 +101,13 @@ def make(name: str, **arguments: Any) -> GymnaxEnvironment:
         raise ConfigError(unknown("gymnax environment", name, names()))
     environment, params = registration.make(name)
     known = [field.name for field in dataclasses.fields(params)]
-    for argument in arguments:
+    for argument, value in arguments.items():
         if argument not in known:
             raise ConfigError(unknown(f"argument of {name}", argument, known))
+        if isinstance(getattr(params, argument), int | float) and not isinstance(
+            value, int | float
+        ):
+            raise ConfigError(f"{argument} of {name} is {value!r}: expected a number")
     params = dataclasses.replace(params, **arguments)
     # gymnax computes bounds with jnp; they must be numbers also where somebody is tracing.
     with jax.ensure_compile_time_eval():

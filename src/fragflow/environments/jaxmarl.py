@@ -1,7 +1,11 @@
 """Environments of JaxMARL (Rutherford et al. 2024): several agents, in JAX."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -47,7 +51,7 @@ class JaxmarlEnvironment(WithAgents):
         return jnp.stack(rows).astype(self.observation.dtype)
 
 
-def make(name: str, *, apart: bool = False, **arguments: Any) -> JaxmarlEnvironment:
+def make(name: str, /, *, apart: bool = False, **arguments: Any) -> JaxmarlEnvironment:
     """The JaxMARL environment `name`; `arguments` go to its constructor.
 
     `apart`, every agent is a team of its own.
@@ -85,9 +89,26 @@ def _space(name: str, space: Any) -> Space:
     raise ConfigError(f"{name} has a space of type {type(space).__name__}: not supported")
 
 
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """JaxMARL prints while it is imported, and leaves Python's first streams in place of others.
+
+    Neither belongs into the output of `fragflow show --format json`, or into a notebook.
+    """
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr", "__stdout__")}
+    sys.stdout = silence = io.StringIO()
+    setattr(sys, "__stdout__", silence)  # noqa: B010
+    try:
+        yield
+    finally:
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+
+
 def _library() -> Any:
     try:
-        return importlib.import_module("jaxmarl.registration")
+        with _silenced():
+            return importlib.import_module("jaxmarl.registration")
     except ImportError as error:
         raise ConfigError(
             "environments of JaxMARL need the package jaxmarl: pip install 'fragflow[jaxmarl]'"

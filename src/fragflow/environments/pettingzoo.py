@@ -12,7 +12,7 @@ from fragflow.api.host import HostBatch, HostStep
 from fragflow.environments.agents import Agents, WithAgents, agents_of
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.environments.stepping import Failed
-from fragflow.errors import ConfigError
+from fragflow.errors import ConfigError, did_you_mean
 
 FAMILIES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.sisl", "pettingzoo.classic")
 NAMES = (
@@ -132,7 +132,7 @@ class PettingzooBatch:
                 obs[k] = self._padded(seen[agent])
 
 
-def make(name: str, *, apart: bool = False, **arguments: Any) -> PettingzooEnvironment:
+def make(name: str, /, *, apart: bool = False, **arguments: Any) -> PettingzooEnvironment:
     """The environment `name` of mpe2 or PettingZoo; `arguments` go to its `parallel_env`.
 
     `apart`, every agent is a team of its own.
@@ -162,11 +162,15 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
         except ImportError as error:
             problem = problem or error
             continue
+        if not hasattr(module, "parallel_env"):
+            raise ConfigError(
+                f"{name} has no parallel_env: its agents take turns, or it is no game"
+            )
         try:
             return module.parallel_env(**arguments)
         except TypeError as error:
             raise ConfigError(f"cannot make {name}: {error}") from error
     raise ConfigError(
-        f"there is no PettingZoo environment {name!r} here ({problem}): "
-        "pip install 'fragflow[pettingzoo]' for those of mpe2"
+        f"there is no PettingZoo environment {name!r} here ({problem}).{did_you_mean(name, NAMES)} "
+        "Those of mpe2 need: pip install 'fragflow[pettingzoo]'"
     )

@@ -214,15 +214,20 @@ def _distance_of(packed: jax.Array) -> jax.Array:
 
 def make(
     name: str,
+    /,
     *,
     agents: int = 100,
     taggers: int | None = None,
     neighbours: int = 5,
     length: int = 100,
+    **others: Any,
 ) -> Tag:
     """The game with this many agents, a fifth of them taggers unless it is said otherwise."""
     if name != NAME:
         raise ConfigError(unknown("game", name, [NAME]))
+    for other in others:
+        known = ("agents", "taggers", "neighbours", "length")
+        raise ConfigError(unknown(f"argument of {NAME}", other, known))
     for what, value in (("agents", agents), ("neighbours", neighbours), ("length", length)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{NAME}: {what} is {value!r}, expected a whole number from 1")

@@ -1,6 +1,6 @@
 """Traces one iteration of the training loop, for any local number of environments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,23 @@ def iteration_function(
         progress = index.astype(jnp.float32) / total_iterations.astype(jnp.float32)
         clock = Clock(key, index, index * steps_per_iteration, progress)
         env = Environments(environment, env_ids, total, on_step)
-        state, metrics = algorithm.step(env, clear_episode_stats(state), clock)
+        answer = algorithm.step(env, clear_episode_stats(state), clock)
+        state, metrics = _state_and_metrics(algorithm, answer)
         return jax.tree.map(_strong, state), (metrics, episode_stats(state))
 
     return iteration
+
+
+def _state_and_metrics(algorithm: Algorithm, answer: Any) -> tuple[Any, Any]:
+    """What `step` returned, if it is what it should be."""
+    is_pair = isinstance(answer, tuple) and len(answer) == 2
+    if is_pair and isinstance(answer[1], Mapping):
+        return answer
+    what = f"({', '.join(type(x).__name__ for x in answer)})" if is_pair else type(answer).__name__
+    raise TraceError(
+        f"{type(algorithm).__name__}.step returned {what}: expected the next state and a dict of "
+        "metrics, (state, {}) if there are none"
+    )
 
 
 def source_avals(num_envs: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -43,7 +43,11 @@ def map_blocks(function: Callable[[Tree], Result], rows: Tree, num_envs: int) ->
     A row is `num_envs` samples; how many rows make a block must not matter for the result.
     """
     length = jax.tree.leaves(rows)[0].shape[0]
-    size = max(n for n in range(1, length + 1) if length % n == 0 and _fits(n, num_envs))
+    size = max(
+        n
+        for n in range(1, min(length, BLOCK_SAMPLES) + 1)
+        if length % n == 0 and _fits(n, num_envs)
+    )
     return lax.map(function, jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows))
 
 

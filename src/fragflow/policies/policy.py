@@ -4,14 +4,18 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from fragflow.errors import PolicyError, did_you_mean
+from fragflow.errors import PolicyError, did_you_mean, unknown
 from fragflow.policies.synchronisation import LOCKSTEP, Synchronisation
 
 Replicas = Literal["one", "workers", "learners"]
 Device = Literal["cpu", "accelerator"]
 Over = Literal["environments", "agents"]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,22 @@ class Place:
     each: str | None = None
     """a word: components that end with it and a number (`learner.update.team0`, ...) get a fragment
     for each number"""
+
+    def __post_init__(self) -> None:
+        title = f"fragment {self.name!r}"
+        for what, given in (("components", self.components), ("optional", self.optional)):
+            if isinstance(given, str):
+                raise PolicyError(
+                    f"{title}: {what} is the text {given!r}: expected a tuple, ({given!r},)"
+                )
+        if self.replicas not in get_args(Replicas) and not _is_count(self.replicas):
+            raise PolicyError(
+                f"{title}: replicas is {self.replicas!r}: expected one, workers, learners or a "
+                "whole number of at least 1"
+            )
+        for what, given, known in (("device", self.device, Device), ("over", self.over, Over)):
+            if given not in get_args(known):
+                raise PolicyError(f"{title}: {unknown(what, str(given), get_args(known))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +83,12 @@ class Policy:
                     f"{place.paired_with!r}, which it does not have. Its fragments are: "
                     f"{', '.join(names)}."
                 )
+        given = self.synchronisation
+        if not isinstance(given, Synchronisation):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(
+                f"policy {self.name!r}: synchronisation is {given!r}: expected "
+                "ff.Lockstep(), ff.Lag(iterations=K) or ff.Asynchronous()"
+            )
         seen: dict[str, str] = {}
         for place in self.places:
             for component in (*place.components, *place.optional):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fragflow.errors import ConfigError, FragflowError, did_you_mean
+from fragflow.errors import ConfigError, FragflowError, RunError, did_you_mean
 from fragflow.tools.commands import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.options import (
     Group,
@@ -43,8 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         return 141
+    except OSError as error:  # a full disk, a directory that is gone
+        if debug:
+            raise
+        _drop_output()
+        print(f"fragflow: error: {error}", file=sys.stderr)
+        return RunError.exit_code
+
+
+def _drop_output() -> None:
+    """What is still to be written cannot be: Python would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -133,10 +144,11 @@ def _show(words: list[str]) -> int:
 
     policy = names.find_policy(values["policy"], values["env"], values["sync"], values["first"])
     made = names.make_algorithm(algorithm, hyper)
+    given = values["num_envs"]
     experiment = Experiment(
         algorithm=made,
         environment=_environment(values["env"], values),
-        num_envs=values["num_envs"] or int(getattr(made, "default_num_envs", 16)),
+        num_envs=int(getattr(made, "default_num_envs", 16)) if given is None else given,
         total_steps=1,
     )
     deployment = Deployment(
@@ -173,7 +185,10 @@ def _eval(words: list[str]) -> int:
     from fragflow.tools.evaluate import evaluator_for
     from fragflow.tools.load import load
     from fragflow.tools.record import check_drawable, record
+    from fragflow.tools.train import require_whole
 
+    require_whole("episodes", values["episodes"], 1)
+    require_whole("seed", values["seed"], 0)
     use_compilation_cache()
     agent = load(
         run_dir,
@@ -242,6 +257,7 @@ def _check(words: list[str]) -> int:
 def _check_twin(env: str, port: Any, values: dict[str, Any]) -> int:
     """Compares a port with its original."""
     from fragflow.tools import names
+    from fragflow.tools.train import require_whole
     from fragflow.tools.twin import TwinChecker
 
     name = values["state_map"]
@@ -249,9 +265,9 @@ def _check_twin(env: str, port: Any, values: dict[str, Any]) -> int:
     if name and not callable(state_map):
         raise ConfigError(f"state map {name!r} is of type {type(state_map).__name__}: not callable")
     given = {word: values[word] for word in ("seed", "tolerance") if values[word] is not None}
-    for word, value in given.items():
-        if not value >= 0:
-            raise ConfigError(f"{word} is {value}: expected at least 0")
+    require_whole("seed", given.get("seed", 0), 0)
+    if not given.get("tolerance", 0.0) >= 0:
+        raise ConfigError(f"tolerance is {given['tolerance']}: expected at least 0")
     original = names.find_environment(
         values["twin"], names.parse_arguments(values["twin_arg"], "--twin-arg")
     )

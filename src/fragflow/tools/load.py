@@ -18,6 +18,17 @@ from fragflow.tools.evaluate import within_bounds
 from fragflow.tools.rundir import read_config, read_weights
 from fragflow.tools.watch import params_of
 
+KINDS: dict[str, type] = {
+    "algorithm": str,
+    "hyperparameters": dict,
+    "env": str,
+    "env_args": dict,
+    "wrap": dict,
+    "num_envs": int,
+    "load_needs": list,
+}
+"""What is needed of a run's configuration."""
+
 
 class Agent:
     """A trained agent that acts in one environment."""
@@ -68,13 +79,16 @@ def load(
     Algorithms and environments that fragflow does not bring itself must be given; the run's
     wrappers are put on again.
     """
-    config = read_config(run_dir)
-    try:
-        needs, stored = config["load_needs"], config["hyperparameters"]
-        name, env_name, env_args = config["algorithm"], config["env"], config["env_args"]
-        num_envs, wrappers = int(config["num_envs"]), dict(config.get("wrap", {}))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{run_dir} has an incomplete config.json: {error!r}") from error
+    config = {"wrap": {}, **read_config(run_dir)}
+    for key, kind in KINDS.items():
+        if not isinstance(config.get(key), kind):
+            raise ConfigError(
+                f"{run_dir} has an incomplete config.json: {key} is {config.get(key)!r}, expected "
+                f"a {kind.__name__}"
+            )
+    needs, stored = config["load_needs"], config["hyperparameters"]
+    name, env_name, env_args = config["algorithm"], config["env"], config["env_args"]
+    num_envs, wrappers = config["num_envs"], config["wrap"]
     if env is None and ("env" in needs or not names.is_builtin_environment(env_name)):
         raise ConfigError(_needs(run_dir, "environment", env_name, "env"))
     if algorithm is None and ("algorithm" in needs or ":" in name):

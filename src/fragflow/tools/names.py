@@ -5,8 +5,9 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, get_type_hints
 
 from fragflow.errors import ConfigError, FragflowError, PolicyError, did_you_mean, unknown
 from fragflow.policies import Policy, named_policy, synchronisation
@@ -54,12 +55,41 @@ def make_algorithm(algorithm: Any, hyperparameters: Mapping[str, Any] | None = N
     for name in changes:
         if name not in known:
             raise ConfigError(unknown(f"hyperparameter of {cls.__name__}", name, known))
-    if not isinstance(found, type):
-        return dataclasses.replace(found, **changes)
+    _check_types(cls, changes)
     try:
-        return cls(**changes)
+        made = cls(**changes) if isinstance(found, type) else dataclasses.replace(found, **changes)
     except TypeError as error:
         raise ConfigError(f"cannot make {cls.__name__}: {error}") from error
+    _check_types(cls, {name: getattr(made, name) for name in known})
+    return made
+
+
+def _check_types(cls: type, values: Mapping[str, Any]) -> None:
+    """Refuses what is no number where one is declared; elsewhere it would fail far from here."""
+    try:
+        hints = get_type_hints(cls)
+    except NameError:  # somebody's annotations are for type checkers only
+        return
+    for name, value in values.items():
+        holds, expected = _EXPECTED.get(hints.get(name), (lambda _: True, ""))
+        if not holds(value):
+            raise ConfigError(f"{name} of {cls.__name__} is {value!r}: expected {expected}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 2**31
+
+
+_EXPECTED: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (_is_whole, "a whole number below 2^31"),
+    float: (lambda x: isinstance(x, Real) and not isinstance(x, bool), "a number"),
+    bool: (lambda x: isinstance(x, bool), "True or False"),
+    tuple[int, ...]: (
+        lambda x: isinstance(x, tuple | list) and all(map(_is_whole, x)),
+        "a tuple of whole numbers",
+    ),
+}
+"""by the type of a hyperparameter"""
 
 
 def builtin_algorithm_name(algorithm: Any) -> str | None:

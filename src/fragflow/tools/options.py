@@ -5,6 +5,8 @@ import dataclasses
 import inspect
 import itertools
 import json
+import os
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 from fragflow.errors import ConfigError, did_you_mean
 from fragflow.tools.values import is_expressible, metavar_for, parser_for
+
+NARROWEST = 40
+"""Columns of a help text. In fewer, tyro writes it letter by letter, and below six never ends."""
 
 
 class BadValue(Exception):
@@ -76,7 +81,13 @@ class Group:
 def hyperparameters(algorithm: Any) -> Group:
     """The fields of an algorithm's dataclass that a command line can express."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
-    hints = get_type_hints(cls)
+    try:
+        hints = get_type_hints(cls)
+    except NameError as error:
+        raise ConfigError(
+            f"the types of {cls.__name__}'s fields, which become options, are not known: {error}. "
+            "Import what they name, not for type checkers only."
+        ) from error
     docs = field_docs(cls)
     options = []
     for field in dataclasses.fields(cls):
@@ -123,6 +134,8 @@ def parse(prog: str, summary: str, groups: Sequence[Group], words: Sequence[str]
 
     options = _unique(groups)
     words = _normalised(words)
+    if shutil.get_terminal_size().columns < NARROWEST and {"-h", "--help"} & set(words):
+        os.environ["COLUMNS"] = str(NARROWEST)
     for option in options.values():
         if option.is_repeatable:
             words = _gather_repeated(option.flag, words)

@@ -151,6 +151,8 @@ class Live:
 def display_for(stream: TextIO | None = None) -> Display:
     """A live display if `stream` is a terminal in front of a person."""
     out = sys.stdout if stream is None else stream
+    if out is None:  # closed, as by `>&-`
+        return Quiet()
     if out.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb":
         return Live(out)
     return Plain(out)

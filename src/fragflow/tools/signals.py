@@ -70,7 +70,7 @@ class Interrupts:
             self._received = number
             self._notice()
             return
-        if sys.stdout.isatty():
+        if sys.stdout is not None and sys.stdout.isatty():
             os.write(1, SHOW_CURSOR.encode())
         os._exit(128 + number)
 

@@ -137,9 +137,9 @@ def train(
         ("eval-episodes", eval_episodes, 0),
         ("seed", seed, 0),
     ):
-        _require_whole(name, value, least)
+        require_whole(name, value, least)
     if runtime not in get_args(RuntimeName):
-        raise ConfigError(unknown("runtime", runtime, get_args(RuntimeName)))
+        raise ConfigError(unknown("runtime", str(runtime), get_args(RuntimeName)))
     chosen_policy = names.find_policy(policy, env, sync, first)
     deployment = Deployment(workers=workers, learners=learners)
     directory = None if run_dir is None else RunDirectory.create(run_dir)
@@ -282,7 +282,8 @@ def _show_result(result: Result, display: Display) -> None:
         display.note(f"saved in {result.run_dir}")
 
 
-def _require_whole(name: str, value: Any, least: int) -> None:
+def require_whole(name: str, value: Any, least: int) -> None:
+    """Refuses what is no whole number of a size that JAX can take."""
     most = 2**32 - 1 if name == "seed" else 2**31 - 1
     if value is None and name in ("first", "num-envs", "eval-every"):
         return
