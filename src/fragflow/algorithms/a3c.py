@@ -92,11 +92,7 @@ class A2C(ff.Algorithm):
             raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
-        if env.num_agents is not None:
-            raise ConfigError(
-                f"{type(self).__name__} is for one agent, but there are {env.num_agents} in each "
-                "environment: use IPPO or MAPPO"
-            )
+        env.require_one_agent(type(self).__name__)
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
         env_state, timestep = env.reset(env_key)

@@ -124,11 +124,7 @@ class DQN(ff.Algorithm):
             raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
-        if env.num_agents is not None:
-            raise ConfigError(
-                f"DQN is for one agent, but there are {env.num_agents} in each environment: "
-                "use IPPO or MAPPO"
-            )
+        env.require_one_agent("DQN")
         if not isinstance(env.action, ff.Discrete):
             raise ConfigError(f"DQN is for a choice among actions, but actions are {env.action}")
         env.per_env(self.batch_size, "batch_size")

@@ -99,11 +99,7 @@ class IMPALA(ff.Algorithm):
             raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
-        if env.num_agents is not None:
-            raise ConfigError(
-                f"IMPALA is for one agent, but there are {env.num_agents} in each environment: "
-                "use IPPO or MAPPO"
-            )
+        env.require_one_agent("IMPALA")
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
         env_state, timestep = env.reset(env_key)

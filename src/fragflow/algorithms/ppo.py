@@ -145,11 +145,7 @@ class PPO(ff.Algorithm):
             )
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
-        if env.num_agents is not None:
-            raise ConfigError(
-                f"PPO is for one agent, but there are {env.num_agents} in each environment: "
-                "use IPPO or MAPPO"
-            )
+        env.require_one_agent("PPO")
         if self.normalise_observations and not isinstance(env.observation, ff.Box):
             raise ConfigError(
                 f"normalise_observations is for numbers, but observations are {env.observation}"

@@ -10,7 +10,6 @@ from jax import lax
 
 import fragflow.api as ff
 from fragflow import ops
-from fragflow.errors import ConfigError
 
 SMALLEST_SQUARED_RETURN = 1e-2
 """So that the first reward after a long time without any does not look enormous to the critic."""
@@ -142,11 +141,7 @@ class RecurrentPPO(ff.Algorithm):
         ops.check_chunks(self.rollout_length, self.chunk_length, self.minibatches)
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
-        if env.num_agents is not None:
-            raise ConfigError(
-                f"RecurrentPPO is for one agent, but there are {env.num_agents} in each "
-                "environment: use IPPO or MAPPO"
-            )
+        env.require_one_agent("RecurrentPPO")
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
         env_state, t = env.reset(env_key)

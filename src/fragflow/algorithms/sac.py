@@ -89,11 +89,7 @@ class SAC(ff.Algorithm):
             raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
-        if env.num_agents is not None:
-            raise ConfigError(
-                f"SAC is for one agent, but there are {env.num_agents} in each environment: "
-                "use IPPO or MAPPO"
-            )
+        env.require_one_agent("SAC")
         space = _bounded(env.action)
         env.per_env(self.batch_size, "batch_size")
         network_key, env_key = jax.random.split(key)

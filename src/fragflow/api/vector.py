@@ -86,6 +86,14 @@ class Environments:
         """
         return num_agents_of(self._spaces)
 
+    def require_one_agent(self, algorithm: str) -> None:
+        """For algorithms that do not know of several."""
+        if self.num_agents is not None:
+            raise ConfigError(
+                f"{algorithm} is for one agent, but there are {self.num_agents} in each "
+                "environment: use IPPO or MAPPO"
+            )
+
     @property
     def teams(self) -> tuple[int, ...]:
         """Agents of each team that are here; agents are in the order of teams. For shapes only."""
