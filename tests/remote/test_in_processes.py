@@ -143,6 +143,15 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     assert (undisturbed.replacements, disturbed.replacements) == (0, 2)
 
 
+def test_a_replacement_sends_through_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages go on with the numbers of its predecessor, in memory of its own."""
+    monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
+    observer = Signalling("_1.", signal.SIGKILL, at=(20,))
+    disturbed = train(Toy(), iterations=300, observer=observer, stall_timeout_seconds=20.0)
+    assert_same(train(Toy(), iterations=300), disturbed)
+    assert disturbed.replacements == 1
+
+
 @pytest.mark.parametrize("lag", [1, 3])
 def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     """They go back further: more of what they have sent may not have been taken."""

@@ -107,6 +107,14 @@ def test_a_slab_is_used_in_turn_and_waits_for_its_reader(tmp_path: Path) -> None
         written.write(len(messages) + SLOTS, [raw(messages[0])], timeout_seconds=0.1)
 
 
+def test_a_slab_may_begin_with_any_number(tmp_path: Path) -> None:
+    """That of a process which takes the place of a lost one."""
+    written = Slab.create(tmp_path / "slab", 8, first=57)
+    written.write(57, [memoryview(bytes(range(8)))], timeout_seconds=0.1)
+    (found,) = Slab.open(tmp_path / "slab").read(57, [8])
+    assert bytes(found) == bytes(range(8))
+
+
 def _info(number: int) -> LaneInfo:
     return LaneInfo(number=number, route=(f"m{number}", 0, 0), source="a", target="b")
 

@@ -108,7 +108,8 @@ class Post:
             lane.kept.append((lane.sent, payload))
         elif self._shares_memory(lane) and (size := sum(map(len, parts))) >= LARGE_BYTES:
             if lane.slab is None:
-                lane.slab = Slab.create(self._slab_path(lane, self._incarnation), size)
+                path = self._slab_path(lane, self._incarnation)
+                lane.slab = Slab.create(path, size, first=lane.sent)
             lane.slab.write(lane.sent, parts, self.timeout_seconds)
             parts = []
         lane.sent += 1

@@ -24,14 +24,16 @@ class Slab:
         self._done = np.frombuffer(memory, np.uint64, 1)
 
     @classmethod
-    def create(cls, path: Path, message_bytes: int) -> "Slab":
-        """Makes a new file, which nobody else may have."""
+    def create(cls, path: Path, message_bytes: int, first: int = 0) -> "Slab":
+        """Makes a new file, which nobody else may have, for messages from number `first` on."""
         slot = -(-message_bytes // _ALIGNMENT) * _ALIGNMENT
         size = _ALIGNMENT + SLOTS * slot
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)  # rather an error here than a signal later
-            return cls(mmap.mmap(descriptor, size), slot)
+            slab = cls(mmap.mmap(descriptor, size), slot)
+            slab._done[0] = first  # who takes the place of a lost process does not begin with 0
+            return slab
         except OSError as error:
             raise RunError(f"no room for {size:,} bytes of shared memory: {error}") from error
         finally:
