@@ -278,10 +278,13 @@ def test_who_has_gone_takes_nothing(tmp_path: Path) -> None:
     outlet.close()
 
 
-def test_both_may_send_more_than_a_socket_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shared", [False, True], ids=["sockets", "shared memory"])
+def test_both_may_send_more_than_fits(tmp_path: Path, is_shared: bool) -> None:
     """Neither has begun to receive: who cannot send on takes what has come."""
     opened = {n: open_door(tmp_path, n) for n in "ab"}
-    addresses = {n: replace(address, slabs=None) for n, (_, address) in opened.items()}
+    addresses = {n: address for n, (_, address) in opened.items()}
+    if not is_shared:
+        addresses = {n: replace(address, slabs=None) for n, address in addresses.items()}
     back = LaneInfo(number=1, route=("m1", 0, 0), source="b", target="a")
     ends = {n: Post(n, opened[n][0], addresses, [_info(0), back], 5.0) for n in "ab"}
     large = np.zeros(1 << 20, np.float32)
@@ -290,8 +293,10 @@ def test_both_may_send_more_than_a_socket_holds(tmp_path: Path) -> None:
 
     def exchange(name: str, sent: str, awaited: str) -> None:
         post = ends[name]
-        post.open(sent, 0, 0).put([large])
-        got.extend(post.get(post.open(awaited, 0, 0), awaited))
+        for _ in range(2 * SLOTS):
+            post.open(sent, 0, 0).put([large])
+        for _ in range(2 * SLOTS):
+            got.extend(post.get(post.open(awaited, 0, 0), awaited))
 
     threads = [
         threading.Thread(target=exchange, args=words)
@@ -301,7 +306,7 @@ def test_both_may_send_more_than_a_socket_holds(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [array.shape for array in got] == [large.shape] * 2
+    assert [array.shape for array in got] == [large.shape] * 4 * SLOTS
     for end in ends.values():
         end.close()
 

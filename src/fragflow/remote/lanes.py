@@ -110,7 +110,7 @@ class Post:
             if lane.slab is None:
                 path = self._slab_path(lane, self._incarnation)
                 lane.slab = Slab.create(path, size, first=lane.sent)
-            lane.slab.write(lane.sent, parts, self.timeout_seconds)
+            lane.slab.write(lane.sent, parts, self.timeout_seconds, self._while_waiting)
             parts = []
         lane.sent += 1
         self._deliver(lane, payload, [head, *parts])
@@ -138,16 +138,19 @@ class Post:
                 is_out = outlet.flush(0)
             if is_out:
                 return
-            if self.is_closed:
-                raise Closed
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{lane.info.words} could not be sent within {self.timeout_seconds:.0f} "
                     "seconds: its receiver is stuck"
                 )
-            # It may wait for us in the same way.
-            self._take_all()
+            self._while_waiting()
             outlet.flush(BACKLOG_MILLISECONDS)
+
+    def _while_waiting(self) -> None:
+        """Takes what has come while a message cannot be sent: its receiver may wait for us too."""
+        if self.is_closed:
+            raise Closed
+        self._take_all()
 
     def get(self, source: _Lane, what: str) -> Payload:
         """The next payload of a lane, or an error that names what was waited for."""

@@ -3,6 +3,7 @@
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,15 @@ class Slab:
         finally:
             os.close(descriptor)
 
-    def write(self, number: int, parts: list[memoryview], timeout_seconds: float) -> None:
+    def write(
+        self,
+        number: int,
+        parts: list[memoryview],
+        timeout_seconds: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Puts message `number` into its slot, once the reader has taken what was there."""
-        self._await_room(number, timeout_seconds)
+        self._await_room(number, timeout_seconds, meanwhile)
         position = self._position(number)
         for part in parts:
             self._memory[position : position + part.nbytes] = part
@@ -71,7 +78,9 @@ class Slab:
     def _position(self, number: int) -> int:
         return _ALIGNMENT + number % SLOTS * self._slot_bytes
 
-    def _await_room(self, number: int, timeout_seconds: float) -> None:
+    def _await_room(
+        self, number: int, timeout_seconds: float, meanwhile: Callable[[], None]
+    ) -> None:
         deadline, pause = time.monotonic() + timeout_seconds, _SHORTEST_PAUSE
         while number - int(self._done[0]) >= SLOTS:
             if time.monotonic() > deadline:
@@ -79,5 +88,6 @@ class Slab:
                     f"nobody has taken {SLOTS} messages within {timeout_seconds:.0f} seconds: "
                     "their receiver is stuck"
                 )
+            meanwhile()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
