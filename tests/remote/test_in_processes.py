@@ -24,7 +24,7 @@ from fragflow.remote import contact, recipes, recovery, versions
 from fragflow.run import Experiment, run
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
-from remote.signals import Signalling, children
+from remote.signals import KillingAll, Signalling, children
 from remote.training import COARSE, assert_same, train
 from runtime.test_host import HostDrift
 
@@ -169,6 +169,13 @@ def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     observer = Signalling("_1.0.", signal.SIGKILL, at=(60,), then="_1.1.")
     disturbed = train(Toy(), iterations=600, observer=observer)
     assert_same(train(Toy(), iterations=600), disturbed)
+    assert disturbed.replacements == 2
+
+
+def test_workers_that_are_lost_at_once_are_all_replaced() -> None:
+    """As those of one node: each asks where the others are while these start."""
+    disturbed = train(Toy(), iterations=300, observer=KillingAll("environment_actor", at=20))
+    assert_same(train(Toy(), iterations=300), disturbed)
     assert disturbed.replacements == 2
 
 

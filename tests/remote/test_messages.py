@@ -1,6 +1,7 @@
 """Messages between processes: frames, shared memory, lanes; what is broken is refused."""
 
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -276,6 +277,21 @@ def test_who_has_gone_takes_nothing(tmp_path: Path) -> None:
     outlet = Outlet(f"{tmp_path}/nobody")
     assert not outlet.flush(0)
     outlet.close()
+
+
+def test_a_receiver_may_move_before_its_sender_has_begun(tmp_path: Path) -> None:
+    opened = {label: open_door(tmp_path, label) for label in ("a", "b.0", "b.1")}
+    addresses = {"a": opened["a"][1], "b": opened["b.0"][1]}
+    moves: lanes.Moves = queue.SimpleQueue()
+    moves.put(("b", opened["b.1"][1], {0: 0}))
+    here = Post("a", opened["a"][0], addresses, [_info(0)], 2.0, expendable="b", moves=moves)
+    there = Post("b", opened["b.1"][0], addresses, [_info(0)], 2.0)
+    here.open("m0", 0, 0).put([np.int32(5)])
+    here.idle()
+    assert there.get(there.open("m0", 0, 0), "m0") == [5]
+    opened["b.0"][0].close()
+    here.close()
+    there.close()
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["sockets", "shared memory"])

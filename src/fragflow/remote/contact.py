@@ -60,7 +60,8 @@ class RemoteProcess:
 
     def greet(self, deadline: float) -> None:
         """Waits for it to be ready; refuses one of another version."""
-        word, (theirs, self.address) = self._answer(deadline)
+        with self._lock:
+            word, (theirs, self.address) = self._answer(deadline)
         assert word == "ready"
         refuse_other(theirs, f"worker process {self.name}")
 
@@ -122,7 +123,8 @@ class RemoteProcess:
         heard = time.monotonic()
         told_to_stop: float | None = None
         while True:
-            self._run_errands()
+            if deadline is None:
+                self._run_errands()  # who starts does not listen yet
             message = self._line.hear(POLL_MILLISECONDS)
             now = time.monotonic()
             if message is not None:

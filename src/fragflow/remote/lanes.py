@@ -24,6 +24,8 @@ POLL_MILLISECONDS = 50
 BACKLOG_MILLISECONDS = 1
 """how often a process looks whether what it has to send can go"""
 
+Moves = queue.SimpleQueue[tuple[str, Address, Mapping[int, int]]]
+"""processes that were replaced: where they are now; by lane, which message they want first"""
 Route = tuple[str, int, int]
 """(message, sending replica, receiving replica)"""
 
@@ -78,14 +80,18 @@ class Post:
         timeout_seconds: float,
         incarnation: int = 0,
         expendable: Collection[str] = (),
+        moves: Moves | None = None,
     ):
-        """What is sent to an `expendable` process is kept, for its next incarnation."""
+        """What is sent to an `expendable` process is kept, for its next incarnation.
+
+        `moves` may be added to from any thread.
+        """
         self.timeout_seconds = timeout_seconds
         self.is_closed = False
         self._me = me
         self._addresses = dict(addresses)
         self._expendable = frozenset(expendable)
-        self._moves: queue.SimpleQueue[tuple[str, Address, Mapping[int, int]]] = queue.SimpleQueue()
+        self._moves: Moves = moves or queue.SimpleQueue()
         self._backlog: dict[str, deque[tuple[_Lane, int, Payload]]] = {}
         """by replaced process, what it has yet to be sent again"""
         self._incarnation = incarnation
@@ -193,10 +199,6 @@ class Post:
                 outlet = self._outlet_to(lane.info.source)
                 if outlet.flush(0):  # else the next one says as much
                     outlet.send([pack(number, self._incarnation, count, ())])
-
-    def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
-        """A process was replaced; by lane, which message it wants first. From any thread."""
-        self._moves.put((target, address, counts))
 
     def idle(self) -> None:
         """To be called now and then while nothing is to be done: others may wait for us."""

@@ -54,6 +54,7 @@ class Launcher(ABC):
         old.reap(time.monotonic())
         new = self._launch(name, self._demands[name], incarnation)
         new.is_closing = old.is_closing
+        new.address = old.address  # others may ask before it has greeted; they are told of the move
         self.processes[name] = new
         new.greet(time.monotonic() + START_SECONDS)
         return new

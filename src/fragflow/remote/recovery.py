@@ -13,7 +13,7 @@ from fragflow.remote.contact import WorkerLost
 from fragflow.remote.crews import RemoteCrew, RemoteWorker
 from fragflow.remote.fleet import Berth, Fleet
 from fragflow.remote.orders import Duty, Mark, Order
-from fragflow.runtime.channels import Payload
+from fragflow.runtime.channels import Closed, Payload
 from fragflow.runtime.worker import Metrics
 
 MOST_REPLACEMENTS = 3
@@ -47,6 +47,8 @@ class _Replaceable(RemoteCrew):
                     f"{lost}; it was replaced {self.replacements} times before"
                 ) from lost
             time.sleep(BACK_OFF_SECONDS * self.replacements)
+            if self._fleet.process(self._berth).is_closing:
+                raise Closed  # the run is over: who takes a place now would be left behind
             self.replacements += 1
             try:
                 self._start_again(self._order.incarnation + 1)
