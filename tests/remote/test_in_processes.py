@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, EnvironmentFault, RunError
 from fragflow.policies import named_policy
 from fragflow.remote import contact, recipes, recovery, versions
+from fragflow.remote.crews import RemoteCrew
 from fragflow.run import Experiment, run
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
@@ -228,6 +230,35 @@ def test_a_lost_asynchronous_worker_is_replaced() -> None:
     outcome = train(algorithm, "central", sync="async=4", iterations=300, observer=observer)
     assert (outcome.replacements, len(outcome.rows)) == (1, 300)
     assert max(row.metrics["lag_max"] for row in outcome.rows) <= 4
+
+
+def test_an_asynchronous_worker_lost_when_all_is_done_takes_nothing_with_it() -> None:
+    algorithm = A3C(rollout_length=4, hidden=(8,))
+    observer = KillingAll("worker_1.", at=19)
+    outcome = train(algorithm, "central", sync="async=4", iterations=20, observer=observer)
+    assert len(outcome.rows) == 20
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
+
+
+def test_state_that_is_asked_for_while_the_next_iteration_begins_is_not_kept() -> None:
+    """Fragments that run ahead do not wait for who looks at them."""
+
+    class Process:
+        made = 0
+
+        def call(self, word: str, content: Any = None) -> Any:
+            if word == "state":
+                state = {"learner": {"params": self.made}}
+                if self.made == 1:
+                    crew.run(1, 1)  # another thread's, when the answer is on its way
+                return state
+            self.made += 1
+            return {}
+
+    crew = RemoteCrew(Process(), SimpleNamespace(duties=()))  # pyright: ignore[reportArgumentType]
+    crew.run(0, 1)
+    assert crew.state() == {"learner": {"params": 1}}
+    assert crew.state() == {"learner": {"params": 2}}
 
 
 def test_who_dies_again_is_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,9 @@ class _Replaceable(RemoteCrew):
         self._order = replace(self._order, incarnation=incarnation)
         self.process = self._fleet.replace(self._berth, incarnation)
 
+    def _first_state(self) -> Mapping[str, Mapping[Value, Any]]:
+        return {duty.part.fragment.name: duty.values for duty in self._order.duties}
+
 
 class RestartingCrew(_Replaceable):
     """Asynchronous workers. A new process begins with new episodes and the last parameters."""
@@ -78,6 +81,13 @@ class RestartingCrew(_Replaceable):
             except WorkerLost as lost:
                 self._replace(lost)
                 answers = self._answers
+
+    def state(self) -> Mapping[str, Mapping[Value, Any]]:
+        """By fragment; of one that is lost, what a new one begins with."""
+        try:
+            return super().state()
+        except WorkerLost:
+            return self._first_state()
 
     def _start_again(self, incarnation: int) -> None:
         super()._start_again(incarnation)
@@ -129,9 +139,7 @@ class ExpendableCrew(_Replaceable):
     def state(self) -> Mapping[str, Mapping[Value, Any]]:
         """What no other process knows, by fragment."""
         last = self._unsure[-1] if self._unsure else self._safe
-        if last is not None:
-            return last.state
-        return {duty.part.fragment.name: duty.values for duty in self._order.duties}
+        return self._first_state() if last is None else last.state
 
     def _note(self, made: Mark) -> None:
         self._unsure.append(made)
