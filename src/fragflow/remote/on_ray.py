@@ -60,7 +60,13 @@ class RayLauncher(Launcher):
 
     def _need(self, demand: Demand) -> dict[str, float]:
         need = need_of(self._cluster, demand.fragments, demand.devices)
-        return {"CPU": need.cpus, "GPU": need.gpus or 0.0, **need.resources}
+        amounts = {"CPU": need.cpus, "GPU": need.gpus or 0.0, **need.resources}
+        if not any(amounts.values()):
+            raise ConfigError(
+                f"the cluster's file has {', '.join(demand.fragments)} reserve nothing, which Ray "
+                "cannot place: give it cpus, gpus or resources"
+            )
+        return amounts
 
     def _reserve(self, needs: Mapping[str, Mapping[str, float]], placement: Placement) -> None:
         """A place for every process, before any is started."""
