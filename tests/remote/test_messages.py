@@ -25,6 +25,7 @@ from fragflow.remote.frames import DTYPES, array_from, pack, raw, types_of, unpa
 from fragflow.remote.lanes import LaneInfo, Post
 from fragflow.remote.slab import SLOTS, Slab
 from fragflow.remote.unix import Inbox, Outlet
+from fragflow.remote.wire import Line
 from fragflow.runtime.channels import Closed
 from fragflow.runtime.schedule import Run
 
@@ -206,6 +207,13 @@ def test_processes_of_one_host_take_the_short_way(tmp_path: Path) -> None:
         door.close()
 
 
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
 def test_a_door_hears_both_ways(tmp_path: Path) -> None:
     door, address = open_door(tmp_path, "a", "x", Network(interface="127.0.0.1"))
     assert address.path is not None
@@ -224,6 +232,27 @@ def test_a_door_hears_both_ways(tmp_path: Path) -> None:
     for outlet in outlets:
         outlet.close()
     door.close()
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+def test_addresses_may_be_longer(tmp_path: Path) -> None:
+    network = Network(interface="::1")
+    door, address = open_door(tmp_path, "a", "x", network)
+    outlet = NetworkOutlet(door.context, address)
+    outlet.send([b"hello"])
+    assert door.receive(2000) == [b"hello"]
+    outlet.close()
+    door.close()
+    context = zmq.Context()
+    here, there = Line(context, Codec([])), Line(context, Codec([]))
+    keys = zmq.curve_keypair()
+    here.bind_network(network, keys)
+    there.connect(here.endpoint, keys[0].decode())
+    there.say("ready")
+    assert here.hear(2000) == ("ready", None)
+    here.close()
+    there.close()
+    context.destroy(linger=0)
 
 
 FRAMES = st.lists(

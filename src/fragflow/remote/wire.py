@@ -6,7 +6,14 @@ from typing import Any
 import zmq
 
 from fragflow.remote.codec import Codec
-from fragflow.remote.doors import Keys, Network, bind_tcp, curve_client, curve_server
+from fragflow.remote.doors import (
+    Keys,
+    Network,
+    bind_tcp,
+    connect_tcp,
+    curve_client,
+    curve_server,
+)
 
 BEAT_SECONDS = 1.0
 """how often a process says that it lives"""
@@ -41,7 +48,7 @@ class Line:
         self._socket.setsockopt(zmq.LINGER, 1000)
         if server_key is not None:
             curve_client(self._socket, server_key)
-        self._socket.connect(endpoint)
+        connect_tcp(self._socket, endpoint)
         self.endpoint = endpoint
 
     def say(self, word: str, content: Any = None) -> None:
