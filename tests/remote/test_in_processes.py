@@ -346,6 +346,28 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
     assert not _processes_of(directory)
 
 
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["int", "term"]
+)
+def test_a_signal_to_all_is_the_coordinator_s(
+    tmp_path: Path, number: signal.Signals, exit_code: int
+) -> None:
+    """As from Ctrl-C and `timeout`, while workers start and cannot ignore it yet."""
+    program = "import sys; from fragflow.tools.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["-c", program, "train", "ppo", "--env", "CartPole-v1", "--policy", COARSE]
+    words += ["--workers", "2", "--runtime", "processes", "--total-steps", "100000000"]
+    words += ["--eval-episodes", "0", "--run-dir", str(tmp_path / "run"), "--quiet"]
+    run_ = subprocess.Popen([sys.executable, *words], start_new_session=True)
+    logs: list[Path] = []
+    deadline = time.monotonic() + 90
+    while len(logs) < 3 and run_.poll() is None and time.monotonic() < deadline:
+        logs = list(Path("/dev/shm").glob(f"fragflow-{run_.pid}-*/*.log"))
+        time.sleep(0.01)
+    os.killpg(run_.pid, number)
+    assert run_.wait(60) == exit_code
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 def _processes_of(directory: Path) -> list[bytes]:
     commands = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if _readable(p)]
     return [command for command in commands if str(directory).encode() in command]

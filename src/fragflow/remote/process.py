@@ -287,7 +287,8 @@ def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
 
 def main(endpoint: str, directory: str, label: str, parent: str) -> None:
     """A process of one machine, which ends with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends a run in good order
+    for number in (signal.SIGINT, signal.SIGTERM):  # such as a scheduler's, to all of a job
+        signal.signal(number, signal.SIG_IGN)  # the coordinator ends a run in good order
     line = Line(zmq.Context(), CODEC)
     line.connect(endpoint)
     door, address = open_door(Path(directory), label)

@@ -58,6 +58,8 @@ class Subprocess:
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
+                # Ctrl-C and `timeout` mean a whole group: what comes of it the coordinator decides.
+                process_group=0,
             )
 
     def how_it_ended(self) -> str | None:
