@@ -216,6 +216,16 @@ def test_a_stopped_worker_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> No
     assert_same(undisturbed, disturbed)
 
 
+def test_time_in_which_nobody_listens_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-Z, what has come meanwhile is yet to be heard."""
+    words = [None, ("done", 5)]
+    line: Any = SimpleNamespace(hear=lambda _: words.pop(0), is_silent=bool, say=lambda *_: None)
+    handle: Any = SimpleNamespace(how_it_ended=lambda: None, last_words=str)
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(contact, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert contact.RemoteProcess("learner", line, handle).call("run") == 5
+
+
 def test_environments_on_the_host_begin_anew_when_their_worker_is_lost() -> None:
     algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
     observer = Signalling("_1.", signal.SIGKILL, at=(10,))

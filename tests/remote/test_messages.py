@@ -214,6 +214,24 @@ def _has_ipv6() -> bool:
     return False
 
 
+def test_signs_of_life_may_be_unheard_for_hours(tmp_path: Path) -> None:
+    """Of a coordinator that is stopped, or evaluates; a process would take it for gone."""
+    context = zmq.Context()
+    here, there = Line(context, Codec([])), Line(context, Codec([]))
+    here.bind(f"ipc://{tmp_path}/line")
+    there.connect(f"ipc://{tmp_path}/line")
+    for _ in range(4 * 3600):
+        there.beat()
+    there.say("done", 5)
+    heard = ("beat", None)
+    while heard == ("beat", None):
+        heard = here.hear(2000)
+    assert heard == ("done", 5)
+    here.close()
+    there.close()
+    context.destroy(linger=0)
+
+
 def test_a_door_hears_both_ways(tmp_path: Path) -> None:
     door, address = open_door(tmp_path, "a", "x", Network(interface="127.0.0.1"))
     assert address.path is not None

@@ -20,6 +20,8 @@ BEAT_SECONDS = 1.0
 BEAT = b"beat"
 SEND_MILLISECONDS = 2000
 """after which a word that cannot be sent has no one to hear it: zmq.Again"""
+MOST_UNHEARD = 100_000
+"""words of a process that may wait: a day of signs of life, for a coordinator that is busy"""
 
 
 class Line:
@@ -46,6 +48,7 @@ class Line:
     def connect(self, endpoint: str, server_key: str | None = None) -> None:
         """The process's end."""
         self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.SNDHWM, MOST_UNHEARD)
         if server_key is not None:
             curve_client(self._socket, server_key)
         connect_tcp(self._socket, endpoint)
