@@ -172,8 +172,8 @@ def run(
         compile_seconds=time.perf_counter() - began,
         state=ready.state,
     )
-    observer.started(start)
     try:
+        observer.started(start)
         rows, seconds = train(engine, ready.iterations, ready.steps, observer)
         final = ready.state()
     finally:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +25,21 @@ def children(part: str = "") -> list[int]:
         if is_ours and part.encode() in words:
             found.append(int(entry.name))
     return found
+
+
+class KillingAll(Silent):
+    """Kills all processes of some names at once, after some iterations."""
+
+    def __init__(self, part: str, at: int):
+        self._part = part
+        self._at = at
+        self._is_done = False
+
+    def rows(self, rows: Any) -> None:
+        if rows[-1].iteration >= self._at and not self._is_done:
+            self._is_done = True
+            for process in children(self._part):
+                os.kill(process, signal.SIGKILL)
 
 
 class Signalling(Silent):

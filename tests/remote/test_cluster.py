@@ -16,7 +16,7 @@ from fragflow.policies import Deployment, named_policy
 from fragflow.remote.cluster import Cluster, Need, check_needs, find_cluster, need_of, read_cluster
 from fragflow.remote.fleet import Fleet
 from fragflow.remote.janitor import employ
-from fragflow.remote.launcher import Demand, Launcher
+from fragflow.remote.launcher import Demand, Launcher, label_of
 from fragflow.remote.placement import Placement
 from fragflow.run import Experiment, graph
 
@@ -70,6 +70,10 @@ def test_a_file(tmp_path: Path) -> None:
         ("ray = 3", r"ray is 3: expected a table \[ray\]"),
         ("[fragments]\nlearner = 1", r"\[fragments.learner\]: expected a table with cpus, gpus"),
         ("[fragments.learner]\ncpus = -1", "cpus is -1: expected a number from 0 on"),
+        ("[fragments.learner]\ncpus = inf", "cpus is inf: expected a number from 0 on"),
+        ("[fragments.learner]\ngpus = nan", "gpus is nan: expected a number from 0 on"),
+        ("[fragments.learner]\ncpus = 0.00001", "expected a number .* with four decimals at most"),
+        ("[fragments.learner]\nresources = { memory = 1 }", "has 'memory', which is Ray's own"),
         ("[fragments.learner]\ncpu = 1", r"unknown key 'cpu'. Did you mean 'cpus'\?"),
         ("[fragments.learner]\nresources = 1", "resources is 1: expected { name = amount }"),
     ],
@@ -139,6 +143,14 @@ def test_placement(policy: str, sites: set[tuple[str, ...]], is_packed: bool) ->
     with pytest.raises(Enough):
         Fleet(graph(experiment, named_policy(policy), Deployment(workers=2)), launcher)
     assert (set(launcher.placement.sites), launcher.placement.is_packed) == (sites, is_packed)
+
+
+def test_names_of_files_are_short_and_different() -> None:
+    many = [f"environment_actor{'_learner_of_a_team' * 9}_{k}" for k in range(3)]
+    labels = [label_of(name, 1) for name in ("learner", *many)]
+    assert labels[0] == "learner.1"
+    assert len(set(labels)) == 4
+    assert max(map(len, labels)) < 50
 
 
 def test_a_directory_goes_with_its_last_user(tmp_path: Path) -> None:

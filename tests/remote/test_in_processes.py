@@ -21,7 +21,7 @@ from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, EnvironmentFault, RunError
 from fragflow.policies import named_policy
 from fragflow.remote import contact, recipes, recovery, versions
-from fragflow.run import Experiment, run
+from fragflow.run import Experiment, Silent, run
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
 from remote.signals import Signalling, children
@@ -272,6 +272,15 @@ def test_an_environment_that_cannot_travel_is_refused() -> None:
         train(Toy(), environment=HostDrift(disturb=lambda step, answer: answer))
 
 
+def test_nothing_is_left_when_an_observer_fails() -> None:
+    class Failing(Silent):
+        def started(self, start: Any) -> None:
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        train(Toy(), observer=Failing())
+
+
 def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(
@@ -297,6 +306,28 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
         time.sleep(0.1)
     assert not directory.exists()
     assert not _processes_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["int", "term"]
+)
+def test_a_signal_to_all_is_the_coordinator_s(
+    tmp_path: Path, number: signal.Signals, exit_code: int
+) -> None:
+    """As from Ctrl-C and `timeout`, while workers start and cannot ignore it yet."""
+    program = "import sys; from fragflow.tools.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["-c", program, "train", "ppo", "--env", "CartPole-v1", "--policy", COARSE]
+    words += ["--workers", "2", "--runtime", "processes", "--total-steps", "100000000"]
+    words += ["--eval-episodes", "0", "--run-dir", str(tmp_path / "run"), "--quiet"]
+    run_ = subprocess.Popen([sys.executable, *words], start_new_session=True)
+    logs: list[Path] = []
+    deadline = time.monotonic() + 90
+    while len(logs) < 3 and run_.poll() is None and time.monotonic() < deadline:
+        logs = list(Path("/dev/shm").glob(f"fragflow-{run_.pid}-*/*.log"))
+        time.sleep(0.01)
+    os.killpg(run_.pid, number)
+    assert run_.wait(60) == exit_code
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def _processes_of(directory: Path) -> list[bytes]:

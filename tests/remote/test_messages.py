@@ -1,6 +1,7 @@
 """Messages between processes: frames, shared memory, lanes; what is broken is refused."""
 
 import contextlib
+import queue
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from fragflow.remote.frames import DTYPES, array_from, pack, raw, types_of, unpa
 from fragflow.remote.lanes import LaneInfo, Post
 from fragflow.remote.slab import SLOTS, Slab
 from fragflow.remote.unix import Inbox, Outlet
+from fragflow.remote.wire import Line
 from fragflow.runtime.channels import Closed
 from fragflow.runtime.schedule import Run
 
@@ -105,6 +107,14 @@ def test_a_slab_is_used_in_turn_and_waits_for_its_reader(tmp_path: Path) -> None
         written.write(len(messages) + k, [raw(messages[0])], timeout_seconds=0.1)
     with pytest.raises(RunError, match="their receiver is stuck"):
         written.write(len(messages) + SLOTS, [raw(messages[0])], timeout_seconds=0.1)
+
+
+def test_a_slab_may_begin_with_any_number(tmp_path: Path) -> None:
+    """That of a process which takes the place of a lost one."""
+    written = Slab.create(tmp_path / "slab", 8, first=57)
+    written.write(57, [memoryview(bytes(range(8)))], timeout_seconds=0.1)
+    (found,) = Slab.open(tmp_path / "slab").read(57, [8])
+    assert bytes(found) == bytes(range(8))
 
 
 def _info(number: int) -> LaneInfo:
@@ -197,6 +207,31 @@ def test_processes_of_one_host_take_the_short_way(tmp_path: Path) -> None:
         door.close()
 
 
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
+def test_signs_of_life_may_be_unheard_for_hours(tmp_path: Path) -> None:
+    """Of a coordinator that is stopped, or evaluates; a process would take it for gone."""
+    context = zmq.Context()
+    here, there = Line(context, Codec([])), Line(context, Codec([]))
+    here.bind(f"ipc://{tmp_path}/line")
+    there.connect(f"ipc://{tmp_path}/line")
+    for _ in range(4 * 3600):
+        there.beat()
+    there.say("done", 5)
+    heard = ("beat", None)
+    while heard == ("beat", None):
+        heard = here.hear(2000)
+    assert heard == ("done", 5)
+    here.close()
+    there.close()
+    context.destroy(linger=0)
+
+
 def test_a_door_hears_both_ways(tmp_path: Path) -> None:
     door, address = open_door(tmp_path, "a", "x", Network(interface="127.0.0.1"))
     assert address.path is not None
@@ -215,6 +250,27 @@ def test_a_door_hears_both_ways(tmp_path: Path) -> None:
     for outlet in outlets:
         outlet.close()
     door.close()
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+def test_addresses_may_be_longer(tmp_path: Path) -> None:
+    network = Network(interface="::1")
+    door, address = open_door(tmp_path, "a", "x", network)
+    outlet = NetworkOutlet(door.context, address)
+    outlet.send([b"hello"])
+    assert door.receive(2000) == [b"hello"]
+    outlet.close()
+    door.close()
+    context = zmq.Context()
+    here, there = Line(context, Codec([])), Line(context, Codec([]))
+    keys = zmq.curve_keypair()
+    here.bind_network(network, keys)
+    there.connect(here.endpoint, keys[0].decode())
+    there.say("ready")
+    assert here.hear(2000) == ("ready", None)
+    here.close()
+    there.close()
+    context.destroy(linger=0)
 
 
 FRAMES = st.lists(
@@ -270,10 +326,28 @@ def test_who_has_gone_takes_nothing(tmp_path: Path) -> None:
     outlet.close()
 
 
-def test_both_may_send_more_than_a_socket_holds(tmp_path: Path) -> None:
+def test_a_receiver_may_move_before_its_sender_has_begun(tmp_path: Path) -> None:
+    opened = {label: open_door(tmp_path, label) for label in ("a", "b.0", "b.1")}
+    addresses = {"a": opened["a"][1], "b": opened["b.0"][1]}
+    moves: lanes.Moves = queue.SimpleQueue()
+    moves.put(("b", opened["b.1"][1], {0: 0}))
+    here = Post("a", opened["a"][0], addresses, [_info(0)], 2.0, expendable="b", moves=moves)
+    there = Post("b", opened["b.1"][0], addresses, [_info(0)], 2.0)
+    here.open("m0", 0, 0).put([np.int32(5)])
+    here.idle()
+    assert there.get(there.open("m0", 0, 0), "m0") == [5]
+    opened["b.0"][0].close()
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["sockets", "shared memory"])
+def test_both_may_send_more_than_fits(tmp_path: Path, is_shared: bool) -> None:
     """Neither has begun to receive: who cannot send on takes what has come."""
     opened = {n: open_door(tmp_path, n) for n in "ab"}
-    addresses = {n: replace(address, slabs=None) for n, (_, address) in opened.items()}
+    addresses = {n: address for n, (_, address) in opened.items()}
+    if not is_shared:
+        addresses = {n: replace(address, slabs=None) for n, address in addresses.items()}
     back = LaneInfo(number=1, route=("m1", 0, 0), source="b", target="a")
     ends = {n: Post(n, opened[n][0], addresses, [_info(0), back], 5.0) for n in "ab"}
     large = np.zeros(1 << 20, np.float32)
@@ -282,8 +356,10 @@ def test_both_may_send_more_than_a_socket_holds(tmp_path: Path) -> None:
 
     def exchange(name: str, sent: str, awaited: str) -> None:
         post = ends[name]
-        post.open(sent, 0, 0).put([large])
-        got.extend(post.get(post.open(awaited, 0, 0), awaited))
+        for _ in range(2 * SLOTS):
+            post.open(sent, 0, 0).put([large])
+        for _ in range(2 * SLOTS):
+            got.extend(post.get(post.open(awaited, 0, 0), awaited))
 
     threads = [
         threading.Thread(target=exchange, args=words)
@@ -293,7 +369,7 @@ def test_both_may_send_more_than_a_socket_holds(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [array.shape for array in got] == [large.shape] * 2
+    assert [array.shape for array in got] == [large.shape] * 4 * SLOTS
     for end in ends.values():
         end.close()
 

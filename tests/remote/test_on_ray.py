@@ -18,7 +18,7 @@ from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import ConfigError
 from fragflow.remote import contact, recovery
-from fragflow.remote.cluster import Cluster
+from fragflow.remote.cluster import Cluster, Need
 from fragflow.run import Silent
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
@@ -200,6 +200,16 @@ class TestBadInput:
     def test_not_an_address(self) -> None:
         with pytest.raises(ConfigError, match="--ray-address is 'somewhere': expected HOST:PORT"):
             train(Toy(), runtime="ray", cluster=Cluster(address="somewhere", insecure=True))
+
+    def test_not_a_name(self) -> None:
+        cluster = Cluster(address="a..b:6379", insecure=True)
+        with pytest.raises(ConfigError, match=r"no Ray cluster answers at a\.\.b:6379"):
+            train(Toy(), runtime="ray", cluster=cluster)
+
+    def test_a_process_that_reserves_nothing(self) -> None:
+        cluster = Cluster(needs={"environment": Need(cpus=0.0)})
+        with pytest.raises(ConfigError, match=r"has environment\+actor reserve nothing"):
+            train(Toy(), runtime="ray", cluster=cluster)
 
     def test_no_token(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))

@@ -17,6 +17,7 @@ from fragflow.errors import PolicyError, RunError
 from fragflow.policies import Asynchronous, named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.ledger import Ledger
+from fragflow.runtime.office import Letter, Office
 from graph.toy import Drift, OneUpdate, State, Toy
 from runtime.test_host import HostDrift
 from runtime.test_lag import StopAfter
@@ -97,6 +98,18 @@ def test_lag_is_measured_and_bounded(policy: str, algorithm: Any, workers: int) 
     assert outcome.messages == ITERATIONS * workers * 2
     assert outcome.state.obs.shape == (8, 3)
     assert outcome.start.equality.startswith("different: messages are handled as they come")
+
+
+def test_results_are_there_when_a_letter_counts_as_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Office.answer
+
+    def slow_answer(self: Office, letter: Letter, payloads: Any) -> Any:
+        found = answer(self, letter, payloads)
+        time.sleep(0.1)  # others go on meanwhile
+        return found
+
+    monkeypatch.setattr(Office, "answer", slow_answer)
+    assert len(train(OneUpdate(), "central", iterations=3).rows) == 3
 
 
 def test_the_server_keeps_rows_by_sender() -> None:

@@ -1,5 +1,6 @@
 """What is known of a Ray cluster before it is asked: where it is, and what fragments need there."""
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,8 @@ from fragflow.errors import ConfigError, did_you_mean
 
 RAY_KEYS = ("address", "token-file", "insecure", "interface", "ports")
 NEED_KEYS = ("cpus", "gpus", "resources")
+RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+"""resources that Ray keeps account of by itself"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +114,12 @@ def _need(where: str, need: Mapping[str, Any]) -> Need:
     resources = need.get("resources", {})
     if not isinstance(resources, dict):
         raise ConfigError(f"{where}: resources is {resources!r}: expected {{ name = amount }}")
+    for name in resources:
+        if name in RAYS_OWN:
+            raise ConfigError(
+                f"{where}: resources has {name!r}, which is Ray's own: expected those that nodes "
+                "were started with (ray start --resources). There are cpus and gpus besides."
+            )
     gpus = need.get("gpus")
     return Need(
         cpus=_amount(where, "cpus", need.get("cpus", 1)),
@@ -120,8 +129,12 @@ def _need(where: str, need: Mapping[str, Any]) -> Need:
 
 
 def _amount(where: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(f"{where}: {name} is {value!r}: expected a number from 0 on")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Ray counts in parts of 10,000.
+    if not (is_number and 0 <= value < math.inf and value == round(value, 4)):
+        raise ConfigError(
+            f"{where}: {name} is {value!r}: expected a number from 0 on, with four decimals at most"
+        )
     return float(value)
 
 

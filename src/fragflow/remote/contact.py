@@ -60,7 +60,8 @@ class RemoteProcess:
 
     def greet(self, deadline: float) -> None:
         """Waits for it to be ready; refuses one of another version."""
-        word, (theirs, self.address) = self._answer(deadline)
+        with self._lock:
+            word, (theirs, self.address) = self._answer(deadline)
         assert word == "ready"
         refuse_other(theirs, f"worker process {self.name}")
 
@@ -119,14 +120,17 @@ class RemoteProcess:
 
         Before its `deadline` a process that starts need not give any.
         """
-        heard = time.monotonic()
+        silence, before = 0.0, time.monotonic()
         told_to_stop: float | None = None
         while True:
-            self._run_errands()
+            if deadline is None:
+                self._run_errands()  # who starts does not listen yet
             message = self._line.hear(POLL_MILLISECONDS)
             now = time.monotonic()
+            # If we were stopped ourselves (Ctrl-Z), nobody has listened meanwhile.
+            silence, before = silence + min(now - before, BEAT_SECONDS), now
             if message is not None:
-                heard = now
+                silence = 0.0
                 if message[0] != "beat":
                     return message
             self._check_alive(self._line.is_silent())
@@ -135,7 +139,7 @@ class RemoteProcess:
                     f"worker process {self.name} did not start within {START_SECONDS:.0f} seconds"
                     f"{self._handle.last_words()}"
                 )
-            if deadline is None and now - heard > SILENCE_SECONDS:
+            if deadline is None and silence > SILENCE_SECONDS:
                 raise WorkerLost(
                     f"worker process {self.name} has given no sign of life for "
                     f"{SILENCE_SECONDS:.0f} seconds: it is stopped or stuck"

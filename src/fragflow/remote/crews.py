@@ -53,11 +53,13 @@ class RemoteCrew:
         self.process = process
         self.partners = partners
         self.workers = {duty.part.fragment.name: RemoteWorker(self, duty) for duty in order.duties}
-        self._state: Mapping[str, Mapping[Value, np.ndarray]] | None = None
+        self._begun = 0
+        self._state: tuple[int, Mapping[str, Mapping[Value, np.ndarray]]] | None = None
+        """asked for when so many calls had begun"""
 
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
         """Iterations of a worker that exchanges messages with others by itself."""
-        self._state = None
+        self._begun += 1
         try:
             found = self.process.call("run", (start, count))
         except RunError as error:
@@ -78,16 +80,16 @@ class RemoteCrew:
         self, index: int, answers: Mapping[str, Payload] | None
     ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
         """An iteration of an asynchronous worker, whose messages come from here and go here."""
-        self._state = None
+        self._begun += 1
         told = None if answers is None else {k: arrays_of(v) for k, v in answers.items()}
         return self.process.call("work", (index, told))
 
     def state(self) -> Mapping[str, Mapping[Value, np.ndarray]]:
-        """By fragment; asked for once after an iteration."""
-        state = self._state
-        if state is None:
-            state = self._state = self.process.call("state")
-        return state
+        """By fragment; asked for once after an iteration. Another thread may begin the next one."""
+        begun, known = self._begun, self._state
+        if known is None or known[0] != begun:
+            known = self._state = begun, self.process.call("state")
+        return known[1]
 
     def error(self, cause: BaseException) -> FragflowError:
         if isinstance(cause, FragflowError):

@@ -24,6 +24,8 @@ POLL_MILLISECONDS = 50
 BACKLOG_MILLISECONDS = 1
 """how often a process looks whether what it has to send can go"""
 
+Moves = queue.SimpleQueue[tuple[str, Address, Mapping[int, int]]]
+"""processes that were replaced: where they are now; by lane, which message they want first"""
 Route = tuple[str, int, int]
 """(message, sending replica, receiving replica)"""
 
@@ -78,14 +80,18 @@ class Post:
         timeout_seconds: float,
         incarnation: int = 0,
         expendable: Collection[str] = (),
+        moves: Moves | None = None,
     ):
-        """What is sent to an `expendable` process is kept, for its next incarnation."""
+        """What is sent to an `expendable` process is kept, for its next incarnation.
+
+        `moves` may be added to from any thread.
+        """
         self.timeout_seconds = timeout_seconds
         self.is_closed = False
         self._me = me
         self._addresses = dict(addresses)
         self._expendable = frozenset(expendable)
-        self._moves: queue.SimpleQueue[tuple[str, Address, Mapping[int, int]]] = queue.SimpleQueue()
+        self._moves: Moves = moves or queue.SimpleQueue()
         self._backlog: dict[str, deque[tuple[_Lane, int, Payload]]] = {}
         """by replaced process, what it has yet to be sent again"""
         self._incarnation = incarnation
@@ -108,8 +114,9 @@ class Post:
             lane.kept.append((lane.sent, payload))
         elif self._shares_memory(lane) and (size := sum(map(len, parts))) >= LARGE_BYTES:
             if lane.slab is None:
-                lane.slab = Slab.create(self._slab_path(lane, self._incarnation), size)
-            lane.slab.write(lane.sent, parts, self.timeout_seconds)
+                path = self._slab_path(lane, self._incarnation)
+                lane.slab = Slab.create(path, size, first=lane.sent)
+            lane.slab.write(lane.sent, parts, self.timeout_seconds, self._while_waiting)
             parts = []
         lane.sent += 1
         self._deliver(lane, payload, [head, *parts])
@@ -137,16 +144,19 @@ class Post:
                 is_out = outlet.flush(0)
             if is_out:
                 return
-            if self.is_closed:
-                raise Closed
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{lane.info.words} could not be sent within {self.timeout_seconds:.0f} "
                     "seconds: its receiver is stuck"
                 )
-            # It may wait for us in the same way.
-            self._take_all()
+            self._while_waiting()
             outlet.flush(BACKLOG_MILLISECONDS)
+
+    def _while_waiting(self) -> None:
+        """Takes what has come while a message cannot be sent: its receiver may wait for us too."""
+        if self.is_closed:
+            raise Closed
+        self._take_all()
 
     def get(self, source: _Lane, what: str) -> Payload:
         """The next payload of a lane, or an error that names what was waited for."""
@@ -189,10 +199,6 @@ class Post:
                 outlet = self._outlet_to(lane.info.source)
                 if outlet.flush(0):  # else the next one says as much
                     outlet.send([pack(number, self._incarnation, count, ())])
-
-    def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
-        """A process was replaced; by lane, which message it wants first. From any thread."""
-        self._moves.put((target, address, counts))
 
     def idle(self) -> None:
         """To be called now and then while nothing is to be done: others may wait for us."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from fragflow._jax_process import setting
 from fragflow.errors import FragflowError
 from fragflow.remote.contact import GRACE_SECONDS, START_SECONDS, RemoteProcess
 from fragflow.remote.placement import Placement
+
+LONGEST_NAME = 40
+"""of a process, in the names of files: one with many fragments has all of their names"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class Launcher(ABC):
         old.reap(time.monotonic())
         new = self._launch(name, self._demands[name], incarnation)
         new.is_closing = old.is_closing
+        new.address = old.address  # others may ask before it has greeted; they are told of the move
         self.processes[name] = new
         new.greet(time.monotonic() + START_SECONDS)
         return new
@@ -81,6 +86,14 @@ class Launcher(ABC):
     @abstractmethod
     def _clear_up(self) -> None:
         """Removes all that is left when the processes have ended."""
+
+
+def label_of(name: str, incarnation: int) -> str:
+    """What a process's files are called. Short: the path of a socket has 107 bytes at most."""
+    if len(name) > LONGEST_NAME:
+        digest = f"{zlib.crc32(name.encode()):08x}"
+        name = f"{name[: LONGEST_NAME - len(digest) - 1]}_{digest}"
+    return f"{name}.{incarnation}"
 
 
 def jax_settings(demand: Demand) -> dict[str, str]:

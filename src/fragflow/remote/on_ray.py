@@ -17,7 +17,7 @@ from fragflow.remote.cluster import Cluster, check_needs, need_of
 from fragflow.remote.contact import START_SECONDS, RemoteProcess
 from fragflow.remote.doors import Network
 from fragflow.remote.janitor import employ
-from fragflow.remote.launcher import Demand, Launcher, jax_settings
+from fragflow.remote.launcher import Demand, Launcher, jax_settings, label_of
 from fragflow.remote.orders import CODEC
 from fragflow.remote.placement import Placement, totals
 from fragflow.remote.ray_access import connected, import_ray
@@ -47,7 +47,9 @@ class RayLauncher(Launcher):
         self._bundles: dict[str, int] = {}
         self._leave: Callable[[], None] = lambda: None
         self._run = f"fragflow-{os.getpid()}-{secrets.token_hex(8)}"
-        self._own = Path(tempfile.mkdtemp(prefix=f"fragflow-ray-{os.getpid()}-"))
+        # Wherever TMPDIR is: Ray's sockets lie deep in it, and their paths have 107 bytes at most.
+        short = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else None
+        self._own = Path(tempfile.mkdtemp(prefix=f"fragflow-ray-{os.getpid()}-", dir=short))
         """for a cluster of our own"""
         employ(self._own)
 
@@ -60,7 +62,13 @@ class RayLauncher(Launcher):
 
     def _need(self, demand: Demand) -> dict[str, float]:
         need = need_of(self._cluster, demand.fragments, demand.devices)
-        return {"CPU": need.cpus, "GPU": need.gpus or 0.0, **need.resources}
+        amounts = {"CPU": need.cpus, "GPU": need.gpus or 0.0, **need.resources}
+        if not any(amounts.values()):
+            raise ConfigError(
+                f"the cluster's file has {', '.join(demand.fragments)} reserve nothing, which Ray "
+                "cannot place: give it cpus, gpus or resources"
+            )
+        return amounts
 
     def _reserve(self, needs: Mapping[str, Mapping[str, float]], placement: Placement) -> None:
         """A place for every process, before any is started."""
@@ -87,7 +95,7 @@ class RayLauncher(Launcher):
         terms = Terms(
             endpoint=line.endpoint,
             server_key=self._keys[0].decode(),
-            label=f"{name}.{incarnation}",
+            label=label_of(name, incarnation),
             directory=self._run,
             interface="127.0.0.1" if self._is_own else None,
             ports=self._cluster.ports,

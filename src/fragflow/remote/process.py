@@ -29,7 +29,7 @@ from fragflow.graph.kinds import UNIFORM
 from fragflow.remote.doors import Address, Door, Network, open_door
 from fragflow.remote.frames import arrays_of
 from fragflow.remote.groups import Membership, free_endpoint, join
-from fragflow.remote.lanes import POLL_MILLISECONDS, Post
+from fragflow.remote.lanes import POLL_MILLISECONDS, Moves, Post
 from fragflow.remote.marks import Marker
 from fragflow.remote.orders import CODEC, Duty, Hosting, Order
 from fragflow.remote.recipes import make
@@ -61,6 +61,7 @@ class WorkerProcess:
         self.hand: Hand | None = None
         self.timeout_seconds = 120.0
         self.marker: Marker | None = None
+        self._moves: Moves = queue.SimpleQueue()
         self._is_member = False
         """of a group of processes, whose devices it sees too"""
         self._requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
@@ -79,9 +80,8 @@ class WorkerProcess:
             self.post.is_closed = True
 
     def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
-        """A process that we exchange messages with was replaced."""
-        if self.post is not None:
-            self.post.move(target, address, counts)
+        """A process that we exchange messages with was replaced, perhaps while we started."""
+        self._moves.put((target, address, counts))
 
     def forget(self, counts: Mapping[int, int]) -> None:
         """By lane, messages that no replacement of ours will ask for again."""
@@ -173,6 +173,7 @@ class WorkerProcess:
                 order.timeout_seconds + PATIENCE_SECONDS,
                 order.incarnation,
                 expendable=order.expendable,
+                moves=self._moves,
             )
         else:
             channels = Desk()
@@ -286,7 +287,8 @@ def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
 
 def main(endpoint: str, directory: str, label: str, parent: str) -> None:
     """A process of one machine, which ends with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator ends a run in good order
+    for number in (signal.SIGINT, signal.SIGTERM):  # such as a scheduler's, to all of a job
+        signal.signal(number, signal.SIG_IGN)  # the coordinator ends a run in good order
     line = Line(zmq.Context(), CODEC)
     line.connect(endpoint)
     door, address = open_door(Path(directory), label)

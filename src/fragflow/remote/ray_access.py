@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import socket
@@ -54,15 +55,16 @@ def connected(
     with contextlib.ExitStack() as later:
         if cluster.address is None:
             later.enter_context(_variables(_own_token(directory)))
-            cpus = max(os.cpu_count() or 1, -int(-needed.get("CPU", 1) // 1))
-            resources = {k: v for k, v in needed.items() if k not in ("CPU", "GPU")}
+            whole = {name: math.ceil(amount) for name, amount in needed.items()}  # as nodes have
+            cpus = max(os.cpu_count() or 1, whole.pop("CPU", 1))
+            whole.pop("GPU", None)
             with warnings.catch_warnings():
                 # JAX warns of forks; Ray's are followed by the start of a program at once.
                 warnings.filterwarnings("ignore", message=".*os.fork")
                 ray.init(
                     address="local",
                     num_cpus=cpus,
-                    resources=resources,
+                    resources=whole,
                     include_dashboard=False,
                     _temp_dir=str(directory / "ray"),
                     **quiet,
@@ -101,9 +103,10 @@ def _refuse_silence(address: str) -> None:
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # also a name that cannot be one
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"no Ray cluster answers at {address}: {error.strerror or error}. Is its head running "
+            f"no Ray cluster answers at {address}: {why}. Is its head running "
             "(ray start --head), and is this its GCS port?"
         ) from None
 

@@ -13,7 +13,7 @@ from fragflow.remote.contact import WorkerLost
 from fragflow.remote.crews import RemoteCrew, RemoteWorker
 from fragflow.remote.fleet import Berth, Fleet
 from fragflow.remote.orders import Duty, Mark, Order
-from fragflow.runtime.channels import Payload
+from fragflow.runtime.channels import Closed, Payload
 from fragflow.runtime.worker import Metrics
 
 MOST_REPLACEMENTS = 3
@@ -47,6 +47,8 @@ class _Replaceable(RemoteCrew):
                     f"{lost}; it was replaced {self.replacements} times before"
                 ) from lost
             time.sleep(BACK_OFF_SECONDS * self.replacements)
+            if self._fleet.process(self._berth).is_closing:
+                raise Closed  # the run is over: who takes a place now would be left behind
             self.replacements += 1
             try:
                 self._start_again(self._order.incarnation + 1)
@@ -58,6 +60,9 @@ class _Replaceable(RemoteCrew):
     def _start_again(self, incarnation: int) -> None:
         self._order = replace(self._order, incarnation=incarnation)
         self.process = self._fleet.replace(self._berth, incarnation)
+
+    def _first_state(self) -> Mapping[str, Mapping[Value, Any]]:
+        return {duty.part.fragment.name: duty.values for duty in self._order.duties}
 
 
 class RestartingCrew(_Replaceable):
@@ -76,6 +81,13 @@ class RestartingCrew(_Replaceable):
             except WorkerLost as lost:
                 self._replace(lost)
                 answers = self._answers
+
+    def state(self) -> Mapping[str, Mapping[Value, Any]]:
+        """By fragment; of one that is lost, what a new one begins with."""
+        try:
+            return super().state()
+        except WorkerLost:
+            return self._first_state()
 
     def _start_again(self, incarnation: int) -> None:
         super()._start_again(incarnation)
@@ -127,9 +139,7 @@ class ExpendableCrew(_Replaceable):
     def state(self) -> Mapping[str, Mapping[Value, Any]]:
         """What no other process knows, by fragment."""
         last = self._unsure[-1] if self._unsure else self._safe
-        if last is not None:
-            return last.state
-        return {duty.part.fragment.name: duty.values for duty in self._order.duties}
+        return self._first_state() if last is None else last.state
 
     def _note(self, made: Mark) -> None:
         self._unsure.append(made)

@@ -3,6 +3,7 @@
 import mmap
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,16 @@ class Slab:
         self._done = np.frombuffer(memory, np.uint64, 1)
 
     @classmethod
-    def create(cls, path: Path, message_bytes: int) -> "Slab":
-        """Makes a new file, which nobody else may have."""
+    def create(cls, path: Path, message_bytes: int, first: int = 0) -> "Slab":
+        """Makes a new file, which nobody else may have, for messages from number `first` on."""
         slot = -(-message_bytes // _ALIGNMENT) * _ALIGNMENT
         size = _ALIGNMENT + SLOTS * slot
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)  # rather an error here than a signal later
-            return cls(mmap.mmap(descriptor, size), slot)
+            slab = cls(mmap.mmap(descriptor, size), slot)
+            slab._done[0] = first  # who takes the place of a lost process does not begin with 0
+            return slab
         except OSError as error:
             raise RunError(f"no room for {size:,} bytes of shared memory: {error}") from error
         finally:
@@ -46,9 +49,15 @@ class Slab:
         finally:
             os.close(descriptor)
 
-    def write(self, number: int, parts: list[memoryview], timeout_seconds: float) -> None:
+    def write(
+        self,
+        number: int,
+        parts: list[memoryview],
+        timeout_seconds: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Puts message `number` into its slot, once the reader has taken what was there."""
-        self._await_room(number, timeout_seconds)
+        self._await_room(number, timeout_seconds, meanwhile)
         position = self._position(number)
         for part in parts:
             self._memory[position : position + part.nbytes] = part
@@ -69,7 +78,9 @@ class Slab:
     def _position(self, number: int) -> int:
         return _ALIGNMENT + number % SLOTS * self._slot_bytes
 
-    def _await_room(self, number: int, timeout_seconds: float) -> None:
+    def _await_room(
+        self, number: int, timeout_seconds: float, meanwhile: Callable[[], None]
+    ) -> None:
         deadline, pause = time.monotonic() + timeout_seconds, _SHORTEST_PAUSE
         while number - int(self._done[0]) >= SLOTS:
             if time.monotonic() > deadline:
@@ -77,5 +88,6 @@ class Slab:
                     f"nobody has taken {SLOTS} messages within {timeout_seconds:.0f} seconds: "
                     "their receiver is stuck"
                 )
+            meanwhile()
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fragflow.remote.contact import RemoteProcess
-from fragflow.remote.launcher import Demand, Launcher, jax_settings
+from fragflow.remote.launcher import Demand, Launcher, jax_settings, label_of
 from fragflow.remote.orders import CODEC
 from fragflow.remote.wire import Line
 
@@ -34,7 +34,7 @@ class LocalLauncher(Launcher):
         self.directory = Path(tempfile.mkdtemp(prefix=name, dir=shared_memory()))
 
     def _launch(self, name: str, demand: Demand, incarnation: int) -> RemoteProcess:
-        label = f"{name}.{incarnation}"
+        label = label_of(name, incarnation)
         line = Line(self._context, CODEC)
         line.bind(f"ipc://{self.directory}/{label}.line")
         words = [line.endpoint, str(self.directory), label, str(os.getpid())]
@@ -58,6 +58,8 @@ class Subprocess:
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
+                # Ctrl-C and `timeout` mean a whole group: what comes of it the coordinator decides.
+                process_group=0,
             )
 
     def how_it_ended(self) -> str | None:

@@ -6,13 +6,22 @@ from typing import Any
 import zmq
 
 from fragflow.remote.codec import Codec
-from fragflow.remote.doors import Keys, Network, bind_tcp, curve_client, curve_server
+from fragflow.remote.doors import (
+    Keys,
+    Network,
+    bind_tcp,
+    connect_tcp,
+    curve_client,
+    curve_server,
+)
 
 BEAT_SECONDS = 1.0
 """how often a process says that it lives"""
 BEAT = b"beat"
 SEND_MILLISECONDS = 2000
 """after which a word that cannot be sent has no one to hear it: zmq.Again"""
+MOST_UNHEARD = 100_000
+"""words of a process that may wait: a day of signs of life, for a coordinator that is busy"""
 
 
 class Line:
@@ -39,9 +48,10 @@ class Line:
     def connect(self, endpoint: str, server_key: str | None = None) -> None:
         """The process's end."""
         self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.SNDHWM, MOST_UNHEARD)
         if server_key is not None:
             curve_client(self._socket, server_key)
-        self._socket.connect(endpoint)
+        connect_tcp(self._socket, endpoint)
         self.endpoint = endpoint
 
     def say(self, word: str, content: Any = None) -> None:

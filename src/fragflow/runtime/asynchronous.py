@@ -193,8 +193,10 @@ class AsyncRuntime:
                 self._desk.lay(letter.payloads)
                 metrics = self._server_crew.run(letter.iteration, 1)[self._server]
                 kept.update({name: self._server.values[name] for name in kept})
-                lag = self._office.answer(letter, self._desk.answers())
-                self._letters[letter.worker][letter.iteration] = (metrics, lag)
+                # Before the answer: then it counts as handled, and is looked for.
+                made = (metrics, self._office.lag(letter))
+                self._letters[letter.worker][letter.iteration] = made
+                self._office.answer(letter, self._desk.answers())
         except Closed:
             pass
         except BaseException as error:  # whatever it is, the run must hear of it

@@ -62,14 +62,18 @@ class Office:
             self._waiting.remove(letter)
             return letter
 
-    def answer(self, letter: Letter, answer: Mapping[str, Payload]) -> int:
-        """Publishes the server's new parameters; returns the lag of what it learnt from."""
+    def lag(self, letter: Letter) -> int:
+        """Of what the server learns from now; it has not answered yet."""
         with self._change:
-            self._ledger, lag = self._ledger.handle(letter.worker)
+            return self._ledger.handle(letter.worker)[1]
+
+    def answer(self, letter: Letter, answer: Mapping[str, Payload]) -> None:
+        """Publishes the server's new parameters."""
+        with self._change:
+            self._ledger, _ = self._ledger.handle(letter.worker)
             self.newest = answer
             self.handled[letter.worker] += 1
             self._change.notify_all()
-            return lag
 
     def have_handled(self, count: int, timeout_seconds: float) -> bool:
         """Whether `count` letters of every worker were handled; waits a while for it."""
