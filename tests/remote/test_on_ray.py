@@ -4,8 +4,10 @@ import json
 import os
 import secrets
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -205,6 +207,19 @@ class TestBadInput:
         cluster = Cluster(address="a..b:6379", insecure=True)
         with pytest.raises(ConfigError, match=r"no Ray cluster answers at a\.\.b:6379"):
             train(Toy(), runtime="ray", cluster=cluster)
+
+    def test_somebody_else_there(self) -> None:
+        class WebServer(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                self.request.recv(64)
+                self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        with socketserver.ThreadingTCPServer(("127.0.0.1", 0), WebServer) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            cluster = Cluster(address=f"127.0.0.1:{server.server_address[1]}", insecure=True)
+            with pytest.raises(ConfigError, match="is no Ray cluster's head: it does not speak"):
+                train(Toy(), runtime="ray", cluster=cluster)
+            server.shutdown()
 
     def test_a_process_that_reserves_nothing(self) -> None:
         cluster = Cluster(needs={"environment": Need(cpus=0.0)})

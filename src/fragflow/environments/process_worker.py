@@ -61,7 +61,8 @@ def _padded(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> int:
 def serve(connection: "Connection[Any, Any]", descriptor: int) -> None:
     """Steps when told to, until the other side is gone."""
     order: Order = connection.recv()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):  # also to all of a job, as schedulers send it
+        signal.signal(number, signal.SIG_IGN)  # the main process decides what it means
     memory = mmap.mmap(descriptor, size_of(order))
     environments: list[Any] = []
     try:

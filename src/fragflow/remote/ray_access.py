@@ -17,6 +17,8 @@ from fragflow.remote.cluster import Cluster
 LEAST_VERSION = (2, 54)
 """earlier ones do not ask for tokens"""
 CONNECT_SECONDS = 5.0
+SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""of HTTP/2, without any: length, type, flags, stream"""
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -70,8 +72,9 @@ def connected(
                     **quiet,
                 )
         else:
+            host, port = _parts(cluster.address)
             later.enter_context(_variables(_their_token(cluster)))
-            _refuse_silence(cluster.address)
+            _refuse_others(cluster.address, host, port)
             _join(ray, cluster, quiet)
         later.callback(ray.shutdown)
         _refuse_shortage(ray, needed, f"the Ray cluster at {cluster.address or 'this machine'}")
@@ -93,22 +96,42 @@ def _join(ray: Any, cluster: Cluster, quiet: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _refuse_silence(address: str) -> None:
-    """ConfigError if nobody answers: Ray itself would try for long."""
+def _parts(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal()):
         raise ConfigError(
             f"--ray-address is {address!r}: expected HOST:PORT of a cluster's head, such as "
             "10.0.0.1:6379"
         )
+    return host.strip("[]"), int(port)
+
+
+def _refuse_others(address: str, host: str, port: int) -> None:
+    """ConfigError if nobody answers, or somebody else: Ray itself would try for long."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:  # also a name that cannot be one
+        with socket.create_connection((host, port), CONNECT_SECONDS) as there:
+            is_ray = "RAY_USE_TLS" in os.environ or _speaks_http2(there)
+    except (OSError, OverflowError, UnicodeError) as error:  # also a name that cannot be one
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"no Ray cluster answers at {address}: {why}. Is its head running "
             "(ray start --head), and is this its GCS port?"
         ) from None
+    if not is_ray:
+        raise ConfigError(
+            f"what answers at {address} is no Ray cluster's head: it does not speak gRPC. Is this "
+            "its GCS port (ray start --head --port)?"
+        )
+
+
+def _speaks_http2(there: socket.socket) -> bool:
+    """Whether it answers an HTTP/2 client's first words (RFC 9113, 3.4) with its settings."""
+    there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS_FRAME)
+    answer = b""
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while len(answer) < len(SETTINGS_FRAME) and (more := there.recv(64)):
+            answer += more
+    return answer[3:4] == SETTINGS_FRAME[3:4]
 
 
 def _refuse_shortage(ray: Any, needed: Mapping[str, float], where: str) -> None:
