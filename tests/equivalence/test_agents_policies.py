@@ -53,7 +53,9 @@ def test_a_learner_for_each_team_gives_the_same_bits(workers):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("learners", "workers"), [(2, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("learners", "workers"), [(2, 2), pytest.param(1, 2, marks=pytest.mark.slow)]
+)
 def test_learners_that_have_some_of_the_agents_agree_to_rounding(learners, workers):
     fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=24, iterations=3)
     how = {"num_envs": 24, "iterations": 3, "learners": learners}
@@ -66,6 +68,7 @@ def test_learners_that_have_some_of_the_agents_agree_to_rounding(learners, worke
 
 
 @pytest.mark.quick
+@pytest.mark.slow
 def test_a_learner_for_each_agent_learns_the_same():
     alone = make_environment(SPREAD, apart=True)
     assert alone.teams == (1, 1, 1)

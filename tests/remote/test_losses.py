@@ -13,7 +13,7 @@ from fragflow.remote import contact
 from fragflow.remote.crews import RemoteCrew
 from graph.toy import Toy
 from remote.signals import KillingAll, Signalling
-from remote.training import assert_same, train
+from remote.training import assert_same, in_threads, train
 
 
 def test_a_replacement_sends_through_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,14 +21,14 @@ def test_a_replacement_sends_through_shared_memory_too(monkeypatch: pytest.Monke
     monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
     observer = Signalling("_1.", signal.SIGKILL, at=(20,))
     disturbed = train(Toy(), iterations=300, observer=observer, stall_timeout_seconds=20.0)
-    assert_same(train(Toy(), iterations=300), disturbed)
+    assert_same(in_threads(Toy(), iterations=300), disturbed)
     assert disturbed.replacements == 1
 
 
 def test_workers_that_are_lost_at_once_are_all_replaced() -> None:
     """As those of one node: each asks where the others are while these start."""
     disturbed = train(Toy(), iterations=300, observer=KillingAll("environment_actor", at=20))
-    assert_same(train(Toy(), iterations=300), disturbed)
+    assert_same(in_threads(Toy(), iterations=300), disturbed)
     assert disturbed.replacements == 2
 
 

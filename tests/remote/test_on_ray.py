@@ -25,7 +25,7 @@ from fragflow.run import Silent
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
 from remote.ray_nodes import WARNINGS, Nodes
-from remote.training import COARSE, assert_same, train
+from remote.training import COARSE, assert_same, in_threads, train
 
 pytest.importorskip("ray", reason="Ray is an extra")
 
@@ -77,10 +77,18 @@ class After(Silent):
             self._act()
 
 
-@pytest.mark.parametrize("policy", [COARSE, "single-learner-fine", "environments", "multi-learner"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        COARSE,
+        "multi-learner",
+        pytest.param("single-learner-fine", marks=pytest.mark.slow),
+        pytest.param("environments", marks=pytest.mark.slow),
+    ],
+)
 def test_bits_are_those_of_threads(nodes: Nodes, policy: str) -> None:
     here = Cluster(address=nodes.here.address, token_file=str(nodes.token))
-    threads = train(Toy(), policy)
+    threads = in_threads(Toy(), policy)
     on_ray = train(Toy(), policy, runtime="ray", cluster=here)
     assert_same(threads, on_ray)
 
@@ -98,12 +106,12 @@ def test_asynchronous_and_late(nodes: Nodes, algorithm: Any, policy: str, sync: 
     outcome = train(algorithm, policy, sync=sync, iterations=6, runtime="ray", cluster=here)
     assert len(outcome.rows) == 6
     if sync.startswith("lag"):
-        assert_same(train(algorithm, policy, sync=sync, iterations=6), outcome)
+        assert_same(in_threads(algorithm, policy, sync=sync, iterations=6), outcome)
 
 
 def test_environments_on_the_host(nodes: Nodes) -> None:
     algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
-    threads = train(algorithm, environment=PlainDrift())
+    threads = in_threads(algorithm, environment=PlainDrift())
     on_ray = train(algorithm, environment=PlainDrift(), runtime="ray", cluster=nodes.here)
     assert_same(threads, on_ray)
 
@@ -123,7 +131,7 @@ def test_fragments_land_where_they_should(nodes: Nodes) -> None:
             }
 
     observer = After(3, look)
-    train(Toy(), iterations=2000, runtime="ray", cluster=nodes.here, observer=observer)
+    train(Toy(), iterations=200, runtime="ray", cluster=nodes.here, observer=observer)
     assert observer.is_done
     places = sorted(sorted(labels) for labels in found.values())
     assert places == [["environment_actor_0"], ["environment_actor_1"], ["learner"]]
@@ -161,7 +169,7 @@ def test_a_worker_that_is_killed_twice_is_replaced(
         replaced(self, lost)
 
     monkeypatch.setattr(recovery.ExpendableCrew, "_replace", note)
-    undisturbed = train(Toy(), iterations=600)
+    undisturbed = in_threads(Toy(), iterations=600)
     observer = Killing("environment_actor_1", at=(10, 200))
     disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=observer)
     assert_same(undisturbed, disturbed)
@@ -169,11 +177,12 @@ def test_a_worker_that_is_killed_twice_is_replaced(
     assert all(b - a < 5 for a, b in zip(observer.times, noticed, strict=True))
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
     stop = After(10, lambda: os.kill(workers("environment_actor_0")[0], signal.SIGSTOP))
     disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=stop)
-    assert_same(train(Toy(), iterations=600), disturbed)
+    assert_same(in_threads(Toy(), iterations=600), disturbed)
     assert disturbed.replacements == 1
 
 
@@ -188,7 +197,7 @@ def test_a_node_is_lost_and_another_comes(nodes: Nodes) -> None:
     observer = After(10, change)
     disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=observer)
     assert observer.is_done
-    assert_same(train(Toy(), iterations=600), disturbed)
+    assert_same(in_threads(Toy(), iterations=600), disturbed)
     assert disturbed.replacements >= 1
 
 

@@ -1,5 +1,6 @@
 """Short runs, to be compared."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,12 @@ def train(
     )
     chosen = replace(named_policy(policy), synchronisation=synchronisation(sync))
     return run(experiment, chosen, workers=workers, runtime=runtime, **more)
+
+
+@functools.cache
+def in_threads(algorithm: Any, policy: str = COARSE, **options: Any) -> Outcome:
+    """What nothing has disturbed."""
+    return train(algorithm, policy, runtime="local", **options)
 
 
 def assert_same(a: Outcome, b: Outcome) -> None:
