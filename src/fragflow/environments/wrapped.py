@@ -60,10 +60,10 @@ class Wrapper:
 
 
 @dataclass(frozen=True)
-class Wrapped:
-    """A JAX environment in a wrapper, whose memory is part of its state."""
+class _Around:
+    """A wrapper, and what does not change within it."""
 
-    environment: Environment
+    environment: Any
     wrapper: Wrapper
     observation: Space
     action: Space
@@ -79,6 +79,13 @@ class Wrapped:
     @property
     def teams(self) -> tuple[int, ...]:
         return teams_of(self.environment)
+
+
+@dataclass(frozen=True)
+class Wrapped(_Around):
+    """A JAX environment in a wrapper, whose memory is part of its state."""
+
+    environment: Environment
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         state, obs = self.environment.reset(key)
@@ -135,25 +142,10 @@ class TimeLimited:
 
 
 @dataclass(frozen=True)
-class WrappedHost:
+class WrappedHost(_Around):
     """An environment on the host in a wrapper."""
 
     environment: HostEnvironment
-    wrapper: Wrapper
-    observation: Space
-    action: Space
-
-    @property
-    def name(self) -> str:
-        return self.environment.name
-
-    @property
-    def num_agents(self) -> int | None:
-        return num_agents_of(self.environment)
-
-    @property
-    def teams(self) -> tuple[int, ...]:
-        return teams_of(self.environment)
 
     @property
     def has_mask(self) -> bool:
