@@ -80,6 +80,7 @@ def test_a_learner_for_each_agent_learns_the_same():
     assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-3
 
 
+@pytest.mark.slow
 def test_where_steps_round_differently_it_is_said():
     learner = IPPO(rollout_length=8, epochs=1, minibatches=1, hidden=(16,))
     fused = train(learner, SPREAD, "gpu-only", 1, num_envs=64, iterations=2)

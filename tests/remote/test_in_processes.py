@@ -96,6 +96,7 @@ def test_environments_on_the_host(workers: int) -> None:
     assert sum(r.episodes for r in processes.rows) > 0
 
 
+@pytest.mark.slow
 def test_envpool_in_turns() -> None:
     pytest.importorskip("envpool", reason="EnvPool is an extra")
     environment = ff.wrap(make_environment("envpool:CartPole-v1", threads=1), frame_stack=2)
@@ -143,7 +144,7 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     assert disturbed.replacements == 2
 
 
-@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     """They go back further: more of what they have sent may not have been taken."""
     algorithm = IMPALA(rollout_length=4, hidden=(8,))

@@ -189,8 +189,8 @@ def test_pallas_is_interpreted_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     ("env", "policy", "workers"),
     [
-        ("gymnasium:Pendulum-v1", "single-learner-coarse", 1),
         ("gymnasium:Pendulum-v1", "single-learner-fine", 2),
+        pytest.param("gymnasium:Pendulum-v1", "single-learner-coarse", 1, marks=pytest.mark.slow),
         pytest.param("gymnax:CartPole-v1", "single-learner-fine", 1, marks=pytest.mark.slow),
         pytest.param("gymnax:Breakout-MinAtar", "single-learner-fine", 1, marks=pytest.mark.slow),
     ],

@@ -14,7 +14,7 @@ from fragflow.runtime import in_place
 from fragflow.runtime.plan import make_plan
 
 SHORT = DQN(rollout_length=4, updates=2, batch_size=16, buffer_size=64, learning_starts=32)
-POLICIES = [("gpu-only", 1), ("gpu-only", 2), ("single-learner-coarse", 2), ("central", 2)]
+POLICIES = [("gpu-only", 2), ("single-learner-coarse", 2), ("gpu-only", 1), ("central", 4)]
 
 
 @pytest.mark.parametrize(("policy", "workers"), graded(POLICIES))

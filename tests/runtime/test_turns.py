@@ -134,9 +134,10 @@ def test_bits_are_equal_where_they_must_be() -> None:
     [
         (A3C(rollout_length=5, hidden=(16,)), "central"),
         (IMPALA(rollout_length=5, hidden=(16,)), COARSE),
-        (
+        pytest.param(
             RecurrentPPO(rollout_length=8, chunk_length=4, epochs=1, minibatches=2, hidden=(8,)),
             COARSE,
+            marks=pytest.mark.slow,
         ),
         (DQN(learning_starts=16, batch_size=16, buffer_size=64, hidden=(8,)), COARSE),
     ],

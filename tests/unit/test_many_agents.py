@@ -1,5 +1,6 @@
 """IPPO and MAPPO: teams, masks, memory, value normalisation."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -26,6 +27,12 @@ ALGORITHMS: dict[str, ff.Algorithm] = {
     "mappo with memory": MAPPO(**SMALL, chunk_length=8, units=8),
 }
 
+OFTEN = [
+    ("jaxmarl:MPE_simple_tag_v3", "ippo"),
+    ("pettingzoo:simple_tag_v3", "mappo with memory"),
+]
+"""tried every time"""
+
 
 def train(algorithm: ff.Algorithm, env: Any, iterations: int = 2, **settings: Any) -> Any:
     environment = make_environment(env) if isinstance(env, str) else env
@@ -38,10 +45,10 @@ def train(algorithm: ff.Algorithm, env: Any, iterations: int = 2, **settings: An
 @pytest.mark.parametrize(
     ("env", "name"),
     [
-        *(("jaxmarl:MPE_simple_tag_v3", name) for name in ALGORITHMS),
-        ("pettingzoo:simple_tag_v3", "mappo with memory"),
-        pytest.param("pettingzoo:simple_tag_v3", "ippo", marks=pytest.mark.slow),
-        pytest.param("pettingzoo:simple_tag_v3", "mappo", marks=pytest.mark.slow),
+        pair if pair in OFTEN else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in itertools.product(
+            ("jaxmarl:MPE_simple_tag_v3", "pettingzoo:simple_tag_v3"), ALGORITHMS
+        )
     ],
 )
 def test_every_team_has_networks_of_its_own(name: str, env: str) -> None:

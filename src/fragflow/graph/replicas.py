@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -47,10 +48,24 @@ def constant_kind(a: Any, b: Any, sizes: tuple[int, int]) -> Kind:
     return mixed("depends on how many environments a replica holds", where)
 
 
+_known: WeakKeyDictionary[Any, dict[Any, tuple[Kind, ...]]] = WeakKeyDictionary()
+"""by a jaxpr, what was found of it: functions are called, and programs cut, more than once"""
+
+
 def analyse(
-    a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind], context: "Context"
+    a: ClosedJaxpr | Jaxpr, b: ClosedJaxpr | Jaxpr, kinds: Sequence[Kind], context: "Context"
 ) -> list[Kind]:
     """Kinds of the results of a jaxpr, given those of its inputs."""
+    known = _known.setdefault(a, {})
+    key = (None if b is a else b, *kinds, context)  # what refers to itself would be kept for ever
+    if key not in known:
+        known[key] = tuple(_analyse(_closed(a), _closed(b), kinds, context))
+    return list(known[key])
+
+
+def _analyse(
+    a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind], context: "Context"
+) -> list[Kind]:
     env: dict[Any, Kind] = dict(zip(a.jaxpr.invars, kinds, strict=True))
     for variable, x, y in zip(a.jaxpr.constvars, a.consts, b.consts, strict=True):
         env[variable] = context.settle(constant_kind(x, y, context.sizes))
@@ -168,7 +183,7 @@ def _closed(value: Any) -> ClosedJaxpr:
 
 def _call(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
     key = "jaxpr" if "jaxpr" in pair.params else "call_jaxpr"
-    results = analyse(_closed(pair.a.params[key]), _closed(pair.b.params[key]), kinds, context)
+    results = analyse(pair.a.params[key], pair.b.params[key], kinds, context)
     # Inside a library's function there may be no line of the user's: then it is the call's.
     return [k if k.line or not k.reason else replace(k, line=pair.line) for k in results]
 

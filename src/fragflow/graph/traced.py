@@ -1,6 +1,6 @@
 """An algorithm on an environment, traced on demand for each extent that a fragment may have."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fragflow._jax import ClosedJaxpr
 from fragflow.api.algorithm import Algorithm
@@ -21,7 +21,8 @@ class Traced:
     """how many are in the program that is cut"""
     total: int
     """how many there are in all: more, if it is one worker's program"""
-    traces: dict[Extent, Trace]
+    traces: dict[Extent, Trace] = field(default_factory=dict[Extent, Trace])
+    inits: dict[Extent, ClosedJaxpr] = field(default_factory=dict[Extent, ClosedJaxpr])
 
     @property
     def extent(self) -> Extent:
@@ -40,7 +41,9 @@ class Traced:
         return self.traces[extent]
 
     def init_at(self, extent: Extent) -> ClosedJaxpr:
-        return trace_init(self.algorithm, self.environment, self.total, extent)
+        if extent not in self.inits:
+            self.inits[extent] = trace_init(self.algorithm, self.environment, self.total, extent)
+        return self.inits[extent]
 
 
 def traced(
@@ -55,5 +58,4 @@ def traced(
         environment=environment,
         num_envs=num_envs,
         total=total or num_envs,
-        traces={},
     )
