@@ -16,9 +16,9 @@ setup: $(STAMP) ## create the virtual environment and install everything
 # What fragflow itself needs; then what its tests and optional environments need. The locks are
 # complete, so pip has nothing to resolve: left to itself it would ask for the newest release of
 # whatever is needed with extras (etils[epath]) and then refuse it as not locked. 'pip check' says
-# whether a lock is incomplete after all. Python compiles what it imports, which is far from all.
+# whether a lock is incomplete after all.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --no-deps --no-compile
+INSTALL := $(PIP) install --quiet --no-deps
 $(BASE): pyproject.toml hatch_build.py requirements-base.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) -r requirements-base.lock
