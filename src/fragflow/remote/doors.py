@@ -113,7 +113,7 @@ class NetworkOutlet:
         self._socket.setsockopt(zmq.SNDHWM, CAPACITY)
         if address.public_key is not None:
             curve_client(self._socket, address.public_key)
-        connect_tcp(self._socket, address.endpoint)
+        connect_to(self._socket, address.endpoint)
 
     def send(self, frames: Sequence[Any]) -> None:
         """Takes a message, if `flush` has said so."""
@@ -151,7 +151,7 @@ def curve_client(socket: "zmq.Socket[bytes]", server_key: str) -> None:
     socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
 
 
-def connect_tcp(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+def connect_to(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     """Connects a socket to where another one is bound."""
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.connect(endpoint)

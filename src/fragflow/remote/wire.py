@@ -10,7 +10,7 @@ from fragflow.remote.doors import (
     Keys,
     Network,
     bind_tcp,
-    connect_tcp,
+    connect_to,
     curve_client,
     curve_server,
 )
@@ -51,7 +51,7 @@ class Line:
         self._socket.setsockopt(zmq.SNDHWM, MOST_UNHEARD)
         if server_key is not None:
             curve_client(self._socket, server_key)
-        connect_tcp(self._socket, endpoint)
+        connect_to(self._socket, endpoint)
         self.endpoint = endpoint
 
     def say(self, word: str, content: Any = None) -> None:
