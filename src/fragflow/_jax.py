@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -237,12 +237,81 @@ def hosts_compiled_into(eqn: Eqn) -> Iterator[Any]:
             yield from hosts_compiled_into(inner)
 
 
-# Reading and re-evaluating equations.
+# What calls, loops and branches look like inside: JAX changes it from release to release, so it is
+# read here and nowhere else (scripts/private_parameters.py looks for other places).
+
+
+class Scan(NamedTuple):
+    """A `scan`: its inputs are `consts` constants, `carries` carries, and slices."""
+
+    consts: int
+    carries: int
+    length: int
+    reverse: bool
+    body: ClosedJaxpr
+
+
+class While(NamedTuple):
+    """A `while`: its inputs are constants of the test, constants of the body, and carries."""
+
+    test_consts: int
+    consts: int
+    test: ClosedJaxpr
+    body: ClosedJaxpr
+
+
+def scan_of(eqn: Eqn) -> Scan:
+    """What a `scan` does."""
+    params = eqn.params
+    if "num_carry" in params:  # before JAX 0.11
+        consts, carries = params["num_consts"], params["num_carry"]
+    else:
+        consts, carries = (len(part) for part in params["ft_in"].unpack()[:2])
+    return Scan(consts, carries, params["length"], params["reverse"], closed_jaxpr(params["jaxpr"]))
+
+
+def while_of(eqn: Eqn) -> While:
+    """What a `while` does."""
+    params = eqn.params
+    return While(
+        params["cond_nconsts"], params["body_nconsts"], params["cond_jaxpr"], params["body_jaxpr"]
+    )
+
+
+def branches_of(eqn: Eqn) -> tuple[ClosedJaxpr, ...]:
+    """Among what a `cond` chooses, in the order of its first input."""
+    return eqn.params["branches"]
+
+
+_CALLS = "jit pjit closed_call core_call remat remat2 checkpoint composite custom_vmap_call "
+_CALLS += "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin"
+CALLS = frozenset(_CALLS.split())
+"""primitives that do nothing but call a program, which may be inlined"""
+
+
+def called_by(eqn: Eqn) -> ClosedJaxpr | None:
+    """What a plain call calls; None if it is no such call."""
+    if eqn.primitive.name not in CALLS:
+        return None
+    return closed_jaxpr(eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"])
+
+
+def num_turns(eqn: Eqn) -> int | None:
+    """How often a loop's body runs, where that is known beforehand; None for what is no loop."""
+    return eqn.params["length"] if eqn.primitive.name == "scan" else None
+
+
+def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    """`jaxpr` with its constants. From JAX 0.11 on there is one class, which always has them."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 def inner_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     """The jaxprs in an equation's parameters (loop bodies, branches, calls)."""
     yield from core.jaxprs_in_params(eqn.params)
+
+
+# Reading and re-evaluating equations.
 
 
 def bind(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
@@ -286,11 +355,11 @@ def _rewritten(eqn: Eqn, change: Callable[[Eqn], list[Eqn]]) -> Eqn:
     """`eqn` with `change` applied to every equation inside it, innermost first."""
 
     def rewrite(value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            return ClosedJaxpr(rewrite(value.jaxpr), value.consts)
-        if isinstance(value, Jaxpr):
+        if isinstance(value, Jaxpr):  # from JAX 0.11 on, a closed one too
             eqns = [new for old in value.eqns for new in change(_rewritten(old, change))]
             return value.replace(eqns=eqns)
+        if isinstance(value, ClosedJaxpr):
+            return ClosedJaxpr(rewrite(value.jaxpr), value.consts)
         if type(value) in (tuple, list):  # named tuples hold no jaxprs
             return type(value)(rewrite(v) for v in value)
         return value
@@ -371,9 +440,9 @@ def result_name(eqn: Eqn, position: int) -> str:
         if variable in maker.outvars:
             return result_name(maker, maker.outvars.index(variable))
     # A carry handed out at the start of a step is what the step before it made.
-    consts = eqn.params.get("num_consts", 0)
     if eqn.primitive.name == "scan" and variable in inner.invars:
-        carry = inner.invars.index(variable) - consts
-        if 0 <= carry < eqn.params["num_carry"] and carry != position:
+        scan = scan_of(eqn)
+        carry = inner.invars.index(variable) - scan.consts
+        if 0 <= carry < scan.carries and carry != position:
             return result_name(eqn, carry)
     return eqn.primitive.name

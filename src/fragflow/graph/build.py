@@ -12,11 +12,14 @@ from fragflow._jax import (
     Eqn,
     Jaxpr,
     Literal,
+    called_by,
     component_of,
     contains_all_reduce,
     contains_host_call,
     host_call_p,
     inner_jaxprs,
+    num_turns,
+    scan_of,
     source_line,
 )
 from fragflow.errors import GraphError, TraceError
@@ -131,7 +134,7 @@ class _Builder:
             return self._around_host(path, eqns)
         if component_of(eqn) is None:
             is_scan = eqn.primitive.name == "scan"
-            is_call = not is_scan and _call_jaxpr(eqn) is not None
+            is_call = not is_scan and called_by(eqn) is not None
             opens = len(touched) > (0 if self._open_all else 1)
             if is_call and (opens or contains_all_reduce(eqn)):
                 return self._inline(path, eqns)
@@ -169,7 +172,7 @@ class _Builder:
         eqn = next(iter(eqns.values()))
         if eqn.primitive.name == "scan":
             return self._loop(path, eqns)
-        if _call_jaxpr(eqn) is None:
+        if called_by(eqn) is None:
             raise GraphError(
                 f"the {eqn.primitive.name} at {source_line(eqn)} contains env.step of an "
                 "environment that runs on the host. Only lax.scan can: move env.step out of it."
@@ -209,7 +212,7 @@ class _Builder:
         return names
 
     def _inline(self, path: str, eqns: Mapping[Extent, Eqn]) -> list[Node]:
-        closed = {n: c for n, eqn in eqns.items() if (c := _call_jaxpr(eqn)) is not None}
+        closed = {n: c for n, eqn in eqns.items() if (c := called_by(eqn)) is not None}
         nodes: list[Node] = []
         args = self.references(
             {n: c.jaxpr for n, c in closed.items()},
@@ -233,9 +236,10 @@ class _Builder:
 
     def _loop(self, path: str, eqns: Mapping[Extent, Eqn]) -> list[Node]:
         nodes: list[Node] = []
-        params = next(iter(eqns.values())).params
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
-        closed = {n: eqn.params["jaxpr"] for n, eqn in eqns.items()}
+        scans = {n: scan_of(eqn) for n, eqn in eqns.items()}
+        first = next(iter(scans.values()))
+        num_consts, num_carry = first.consts, first.carries
+        closed = {n: scan.body for n, scan in scans.items()}
         jaxprs = {n: c.jaxpr for n, c in closed.items()}
         args = self.references(jaxprs, {n: e.invars for n, e in eqns.items()}, f"{path}/in", nodes)
         inner = [
@@ -259,8 +263,8 @@ class _Builder:
         nodes.append(
             Loop(
                 path=path,
-                length=params["length"],
-                reverse=params["reverse"],
+                length=first.length,
+                reverse=first.reverse,
                 carries=tuple(
                     Carry(inside=i, init=a, next=r, final=o)
                     for i, a, r, o in zip(
@@ -285,17 +289,6 @@ class _Builder:
         return nodes
 
 
-def _call_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
-    """The body of a plain call (jit, custom derivative, remat), which may be inlined."""
-    for key in ("jaxpr", "call_jaxpr"):
-        inner = eqn.params.get(key)
-        if isinstance(inner, ClosedJaxpr):
-            return inner
-        if isinstance(inner, Jaxpr):
-            return ClosedJaxpr(inner, ())
-    return None
-
-
 def _forwarded_in_all(eqns: Sequence[Eqn]) -> dict[int, int]:
     first, *others = (_forwarded(eqn) for eqn in eqns)
     return {k: i for k, i in first.items() if all(other.get(k) == i for other in others)}
@@ -303,7 +296,7 @@ def _forwarded_in_all(eqns: Sequence[Eqn]) -> dict[int, int]:
 
 def _forwarded(eqn: Eqn) -> dict[int, int]:
     """Results of a call that are just one of its inputs: {result: input}."""
-    closed = _call_jaxpr(eqn) if eqn.primitive.name in ("jit", "pjit") else None
+    closed = called_by(eqn) if eqn.primitive.name in ("jit", "pjit") else None
     if closed is None:
         return {}
     position = {v: i for i, v in enumerate(closed.jaxpr.invars)}
@@ -317,7 +310,7 @@ def _forwarded(eqn: Eqn) -> dict[int, int]:
 def _signature(eqn: Eqn) -> tuple[Any, ...]:
     """What must be equal in every trace, down to component boundaries."""
     name = component_of(eqn)
-    own = (eqn.primitive.name, name, len(eqn.invars), len(eqn.outvars), eqn.params.get("length"))
+    own = (eqn.primitive.name, name, len(eqn.invars), len(eqn.outvars), num_turns(eqn))
     if name is not None or not components_of(eqn):
         return own
     return (*own, tuple(_signature(e) for j in inner_jaxprs(eqn) for e in j.eqns))
@@ -350,7 +343,7 @@ def _refuse_structure(sizes: Sequence[Extent], all_eqns: Sequence[Sequence[Eqn]]
 def _describe(eqn: Eqn | None) -> str:
     if eqn is None:
         return "nothing"
-    length = eqn.params.get("length")
+    length = num_turns(eqn)
     return f"{component_of(eqn) or eqn.primitive.name}{f' of length {length}' if length else ''}"
 
 

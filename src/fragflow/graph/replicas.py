@@ -15,7 +15,20 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal, component_of, source_line
+from fragflow._jax import (
+    CALLS,
+    ClosedJaxpr,
+    Eqn,
+    Jaxpr,
+    Literal,
+    branches_of,
+    called_by,
+    closed_jaxpr,
+    component_of,
+    scan_of,
+    source_line,
+    while_of,
+)
 from fragflow.errors import TraceError
 from fragflow.graph.extent import Axis
 from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, join, mixed, varying
@@ -59,7 +72,7 @@ def analyse(
     known = _known.setdefault(a, {})
     key = (None if b is a else b, *kinds, context)  # what refers to itself would be kept for ever
     if key not in known:
-        known[key] = tuple(_analyse(_closed(a), _closed(b), kinds, context))
+        known[key] = tuple(_analyse(closed_jaxpr(a), closed_jaxpr(b), kinds, context))
     return list(known[key])
 
 
@@ -177,13 +190,11 @@ def _is_sized_uniform(pair: Pair, position: int, kind: Kind) -> bool:
     return kind.tag is Tag.UNIFORM and bool(pair.input_sized(position))
 
 
-def _closed(value: Any) -> ClosedJaxpr:
-    return value if isinstance(value, ClosedJaxpr) else ClosedJaxpr(value, ())
-
-
 def _call(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
-    key = "jaxpr" if "jaxpr" in pair.params else "call_jaxpr"
-    results = analyse(pair.a.params[key], pair.b.params[key], kinds, context)
+    a, b = called_by(pair.a), called_by(pair.b)
+    assert a is not None
+    assert b is not None
+    results = analyse(a, b, kinds, context)
     # Inside a library's function there may be no line of the user's: then it is the call's.
     return [k if k.line or not k.reason else replace(k, line=pair.line) for k in results]
 
@@ -199,11 +210,12 @@ def _fixpoint(first: list[Kind], step: Any, line: str) -> list[Kind]:
 
 
 def _scan(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
-    consts, count = pair.params["num_consts"], pair.params["num_carry"]
+    scan = scan_of(pair.a)
+    consts, count = scan.consts, scan.carries
     if count == 0 and _is_row_map(kinds[:consts], kinds[consts:]):
         return [varying(0) for _ in pair.a.outvars]
     slices = [step_kind(k, pair.line) for k in kinds[consts + count :]]
-    a, b = pair.a.params["jaxpr"], pair.b.params["jaxpr"]
+    a, b = scan.body, scan_of(pair.b).body
 
     def body(carry: list[Kind]) -> list[Kind]:
         return analyse(a, b, [*kinds[:consts], *carry, *slices], context)
@@ -223,16 +235,15 @@ def _is_row_map(consts: Sequence[Kind], slices: Sequence[Kind]) -> bool:
 
 
 def _while(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
-    test_consts, consts = pair.params["cond_nconsts"], pair.params["body_nconsts"]
+    loop, other = while_of(pair.a), while_of(pair.b)
+    test_consts, consts = loop.test_consts, loop.consts
     body_args = kinds[test_consts : test_consts + consts]
 
     def body(carry: list[Kind]) -> list[Kind]:
-        a, b = pair.a.params["body_jaxpr"], pair.b.params["body_jaxpr"]
-        return analyse(a, b, [*body_args, *carry], context)
+        return analyse(loop.body, other.body, [*body_args, *carry], context)
 
     carry = _fixpoint(list(kinds[test_consts + consts :]), body, pair.line)
-    a, b = pair.a.params["cond_jaxpr"], pair.b.params["cond_jaxpr"]
-    test = analyse(a, b, [*kinds[:test_consts], *carry], context)[0]
+    test = analyse(loop.test, other.test, [*kinds[:test_consts], *carry], context)[0]
     if test.tag is not Tag.UNIFORM:
         return [
             mixed("is computed by a loop whose length differs from replica to replica", pair.line)
@@ -246,7 +257,7 @@ def _cond(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
         reason = "is chosen by a condition that differs from replica to replica"
         return [mixed(reason, pair.line) for _ in pair.a.outvars]
     results: list[Kind | None] = [None] * len(pair.a.outvars)
-    for a, b in zip(pair.a.params["branches"], pair.b.params["branches"], strict=True):
+    for a, b in zip(branches_of(pair.a), branches_of(pair.b), strict=True):
         branch = analyse(a, b, kinds[1:], context)
         results = [join(r, k, pair.line) for r, k in zip(results, branch, strict=True)]
     return [r or UNIFORM for r in results]
@@ -267,19 +278,7 @@ def stack_kind(kind: Kind) -> Kind:
 
 
 HIGHER_ORDER = {
-    "jit": _call,
-    "pjit": _call,
-    "closed_call": _call,
-    "core_call": _call,
-    "remat": _call,
-    "remat2": _call,
-    "composite": _call,
-    "custom_vmap_call": _call,
-    "checkpoint": _call,
-    "custom_jvp_call": _call,
-    "custom_vjp_call": _call,
-    "custom_vjp_call_jaxpr": _call,
-    "custom_lin": _call,
+    **dict.fromkeys(CALLS, _call),
     "scan": _scan,
     "while": _while,
     "cond": _cond,

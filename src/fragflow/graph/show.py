@@ -48,14 +48,15 @@ def value_names(program: Program) -> Mapping[Value, str]:
             for slice_ in node.slices:
                 names.setdefault(slice_.inside, names.get(slice_.outside, slice_.outside))
     # A loop's result is what its body makes; the training loop's names come first.
-    for node in nodes:
-        if isinstance(node, Loop) and node is not program.loop:
-            for carry in node.carries:
-                if carry.final in names and carry.next in names:
-                    names[carry.next] = names[carry.final]
-                names.setdefault(carry.inside, names.get(carry.next, carry.inside))
-            for stack in node.stacks:
-                names.setdefault(stack.outside, names.get(stack.element, stack.element))
+    loops = [node for node in nodes if isinstance(node, Loop) and node is not program.loop]
+    for loop in loops:
+        for carry in loop.carries:
+            if carry.final in names and carry.next in names:
+                names[carry.next] = names[carry.final]
+            names.setdefault(carry.inside, names.get(carry.next, carry.inside))
+    for loop in reversed(loops):  # what an outer loop collects, an inner one may have collected
+        for stack in loop.stacks:
+            names.setdefault(stack.outside, names.get(stack.element, stack.element))
     return names
 
 

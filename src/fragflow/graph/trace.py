@@ -15,6 +15,7 @@ from fragflow._jax import (
     component_of,
     dead_code_removed,
     inner_jaxprs,
+    num_turns,
 )
 from fragflow.api.algorithm import Algorithm, Clock
 from fragflow.api.host import Host
@@ -155,7 +156,7 @@ def env_steps_per_iteration(trace: Trace, total: int) -> int:
                 steps += 1
             elif component_of(eqn) is None:
                 inner = sum(count(j) for j in inner_jaxprs(eqn))
-                steps += inner * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+                steps += inner * (num_turns(eqn) or 1)
         return steps
 
     return count(trace.closed.jaxpr) * total

@@ -4,14 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal, bind, component_of
+from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, Literal, bind, called_by, component_of
 
 Name = int
 """a value of the flattened program"""
 Operand = Name | Literal
-
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
-_CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +51,9 @@ class _Flat:
         for eqn in jaxpr.eqns:
             inputs = tuple(v if isinstance(v, Literal) else names[v] for v in eqn.invars)
             ours = is_ours or component_of(eqn) == self._component
-            parameter = _CALLS.get(eqn.primitive.name)
-            if ours and parameter is not None:
-                results = self.call(eqn.params[parameter], inputs, ours)
+            called = called_by(eqn) if ours else None
+            if called is not None:
+                results = self.call(called, inputs, ours)
                 names.update(zip(eqn.outvars, results, strict=True))
                 continue
             outputs = tuple(self.new() for _ in eqn.outvars)

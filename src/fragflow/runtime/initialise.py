@@ -5,7 +5,15 @@ from typing import Any
 
 import jax
 
-from fragflow._jax import ClosedJaxpr, Eqn, Literal, bind, contains_host_call, host_call_p
+from fragflow._jax import (
+    ClosedJaxpr,
+    Eqn,
+    Literal,
+    bind,
+    called_by,
+    contains_host_call,
+    host_call_p,
+)
 
 Answer = Callable[..., Sequence[Any]]
 """(method, arguments) -> results"""
@@ -31,7 +39,7 @@ def evaluate_with_host(closed: ClosedJaxpr, args: Sequence[Any], answer: Answer)
         arguments = [_read(values, v) for v in eqn.invars]
         if eqn.primitive is host_call_p:
             results = answer(eqn.params["method"], *arguments)
-        elif isinstance(inner := eqn.params.get("jaxpr"), ClosedJaxpr):
+        elif (inner := called_by(eqn)) is not None:
             results = evaluate_with_host(inner, arguments, answer)
         else:
             raise AssertionError(f"{eqn.primitive.name} around a call of the host")
