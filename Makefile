@@ -1,12 +1,17 @@
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV ?= .venv
+# The oldest supported interpreter that works here; another one, given by PYTHON=/path/to/python, has a
+# virtual environment of its own.
+FOUND := $(lastword $(shell scripts/interpreters.sh | head -1))
+PYTHON ?= $(FOUND)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+VENV ?= .venv$(if $(filter-out $(FOUND),$(PYTHON)),-$(VERSION))
 BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 STAMP := $(VENV)/.installed
 SOURCES := src tests scripts $(wildcard examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check check-fast format lock hooks clean
+.PHONY: help setup demo test test-all test-legacy smoke matrix newest check check-fast format lock \
+	hooks clean python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +25,8 @@ setup: $(STAMP) ## create the virtual environment and install everything
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps
 $(BASE): pyproject.toml hatch_build.py requirements-base.lock
+	@test -n "$(VERSION)" || { echo "Python '$(PYTHON)' does not run: install Python 3.11, 3.12 or" \
+		"3.13, or name one by PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) -r requirements-base.lock
 	$(INSTALL) --no-build-isolation -e .
@@ -41,7 +48,30 @@ test: $(STAMP) ## run the tests
 test-all: $(STAMP) ## run the slow tests too: hours on two cores
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m ""
 
-check: check-fast test ## run every check and the tests
+# gymnax and jaxmarl hold JAX below 0.12, so that they have an environment of their own.
+LEGACY := $(VENV)-legacy
+$(LEGACY)/.installed: pyproject.toml hatch_build.py requirements-legacy.lock
+	test -x $(LEGACY)/bin/python || $(PYTHON) -m venv $(LEGACY)
+	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+		-r requirements-legacy.lock
+	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+		--no-build-isolation .
+	$(LEGACY)/bin/python -m pip --disable-pip-version-check check
+	touch $@
+
+test-legacy: $(LEGACY)/.installed ## run the tests of what holds JAX below 0.12: gymnax, jaxmarl
+	PYTHONPATH=src $(LEGACY)/bin/python -m pytest --numprocesses auto --dist loadfile -m "legacy and not slow"
+
+smoke: $(STAMP) ## run a little of everything on the other interpreters that are here
+	$(BIN)/python scripts/matrix.py smoke --not $(VERSION)
+
+matrix: $(STAMP) ## run the smoke set on every Python with every JAX; writes docs/versions.md
+	$(BIN)/python scripts/matrix.py matrix
+
+newest: $(STAMP) ## run the smoke set with the newest releases within the bounds, without the lock
+	$(BIN)/python scripts/matrix.py newest
+
+check: check-fast test test-legacy smoke ## run every check and the tests, here and on other Pythons
 
 check-fast: $(STAMP) ## check format, lint, types, import contracts and file sizes
 	$(BIN)/ruff format --check $(SOURCES)
@@ -49,6 +79,7 @@ check-fast: $(STAMP) ## check format, lint, types, import contracts and file siz
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/size_budget.py
+	$(BIN)/python scripts/private_parameters.py
 
 format: $(STAMP) ## format the code and apply safe fixes
 	$(BIN)/ruff format $(SOURCES)
@@ -60,11 +91,12 @@ COMPILE := uv pip compile pyproject.toml --universal --python-version 3.11 --gen
 lock: ## update the lock files from pyproject.toml (needs uv)
 	$(COMPILE) --extra dev --group build --output-file requirements.lock
 	$(COMPILE) --group build --constraint requirements.lock --output-file requirements-base.lock
+	$(COMPILE) --extra legacy --group build --output-file requirements-legacy.lock
 
 hooks: ## install a git hook that runs check-fast before each commit
 	printf '#!/bin/sh\nexec make check-fast\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
 	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LEGACY) .matrix dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,49 @@
+"""What the scripts look for, they find."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import private_parameters  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eqn.params['num_consts']",
+        "eqn.params.get('jaxpr')",
+        "key = 'x' if 'call_jaxpr' in params else 'y'",
+        "[p.params['branches'] for p in pairs]",
+    ],
+)
+def test_readings_of_private_parameters_are_found(code: str) -> None:
+    assert len(list(private_parameters.readings(ast.parse(code)))) == 1
+
+
+def test_other_parameters_may_be_read() -> None:
+    assert not list(private_parameters.readings(ast.parse("eqn.params['dimension_numbers']")))
+
+
+def test_an_interpreter_counts_only_if_it_runs(tmp_path: Path) -> None:
+    """As a shim of pyenv fails for versions that are installed but not chosen."""
+    for name, line in (
+        ("python3.12", "echo 'command not found' >&2; exit 127"),
+        ("python3.13", "echo 3.13"),
+    ):
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+    found = subprocess.run(
+        ["/bin/sh", SCRIPTS / "interpreters.sh"],
+        env={"PATH": f"{tmp_path}{os.pathsep}/nowhere"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == f"3.13 {tmp_path}/python3.13\n"
