@@ -101,9 +101,11 @@ def load(
     if trust:
         own = [thing for thing in own if "MODULE:ATTRIBUTE" in thing.words]
     if own:
+        or_else = " (in Python, ff.load takes algorithm, env and env_args)"
+        if not trust:
+            or_else += ", or say --trust-run (trust=True) if you know who wrote the file"
         command = ["fragflow", "eval", str(run_dir)]
-        trusting = "" if trust else "--trust-run (in Python trust=True)"
-        raise NotNamed(str(Path(run_dir) / CONFIG), own, command, trusting)
+        raise NotNamed(str(Path(run_dir) / CONFIG), own, command, or_else)
     if env is None:
         env = own_name(config, "env") if "env" in config["load_needs"] else config["env"]
     if algorithm is None:

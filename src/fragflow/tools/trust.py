@@ -48,19 +48,18 @@ class Own:
 class NotNamed(ConfigError):
     """A file names what is the user's own, and the user does not."""
 
-    def __init__(self, file: str, things: Sequence[Own], command: Sequence[str], trust: str):
+    def __init__(self, file: str, things: Sequence[Own], command: Sequence[str], or_else: str):
         what = " and ".join(f"{thing.kind}, {_shown(thing.name)}" for thing in things)
         words = [word for thing in things for word in thing.words]
         super().__init__(
             f"{file} names {what}. Code that a file names is never imported: if it is yours, name "
-            f"it too, `{shlex.join([*command, *words])}`"
-            + (f", or say {trust} if you know who wrote the file" if trust else "")
+            f"it too, `{shlex.join([*command, *words])}`{or_else}"
         )
-        self.file, self.things, self.trust = file, tuple(things), trust
+        self.file, self.things, self.or_else = file, tuple(things), or_else
 
     def instead_of(self, command: Sequence[str]) -> "NotNamed":
         """The same for who gave this command."""
-        return NotNamed(self.file, self.things, command, self.trust)
+        return NotNamed(self.file, self.things, command, self.or_else)
 
 
 def is_known_environment(name: str) -> bool:
@@ -105,7 +104,8 @@ def require_named(
     """Refuses what a file of options names of the user's own; `from_file` are those it gives."""
     own = own_of_options(values, frozenset(from_file))
     if own:
-        raise NotNamed(f"--config {path}", own, command, "--trust-config")
+        or_else = ", or say --trust-config if you know who wrote the file"
+        raise NotNamed(f"--config {path}", own, command, or_else)
 
 
 def own_of_options(values: Mapping[str, Any], from_file: frozenset[str]) -> list[Own]:
