@@ -136,6 +136,8 @@ def test_own_everything(own_module: str, capsys: pytest.CaptureFixture[str]) -> 
     words = ["--algorithm", f"{own_module}:Constant", "--env", f"{own_module}:Countdown"]
     capsys.readouterr()
     assert main(["eval", "run", *words, "--episodes", "2"]) == 0
+    assert capsys.readouterr().out.startswith("return 15.00 ± 0.00"), "with the run's settings"
+    assert main(["eval", "run", *words, "--episodes", "2", "--env-arg", "length=3"]) == 0
     assert capsys.readouterr().out.startswith("return 24.00 ± 0.00")
 
 

@@ -13,6 +13,7 @@ from fragflow.tools.commands import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.options import (
     Group,
     first_line,
+    given_by_file,
     hyperparameters,
     parse,
     value_of,
@@ -83,7 +84,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _train(words: list[str]) -> int:
-    algorithm, values, hyper = _algorithm_options(
+    _, values, hyper = _algorithm_options(
         "train",
         "Train an agent. Keeps configuration, metrics, weights and a summary in a run directory.",
         TRAIN,
@@ -113,7 +114,7 @@ def _train(words: list[str]) -> int:
     )
     with Interrupts(_notice) as interrupts:
         result = train(
-            algorithm,
+            values["algorithm"],
             values["env"],
             **{name: values[name] for name in (*same, *more)},
             cluster=find_cluster(values["cluster"], values["ray_address"]),
@@ -180,21 +181,26 @@ def _eval(words: list[str]) -> int:
         raise ConfigError("which run? `fragflow eval RUN`, where RUN is a run directory")
     import numpy as np
 
-    from fragflow.tools import names
     from fragflow.tools.cache import use_compilation_cache
     from fragflow.tools.evaluate import evaluator_for
     from fragflow.tools.load import load
+    from fragflow.tools.names import parse_arguments
     from fragflow.tools.record import check_drawable, record
     from fragflow.tools.train import require_whole
+    from fragflow.tools.trust import NotNamed
 
     require_whole("episodes", values["episodes"], 1)
     require_whole("seed", values["seed"], 0)
     use_compilation_cache()
-    agent = load(
-        run_dir,
-        algorithm=names.find_algorithm(values["algorithm"]) if values["algorithm"] else None,
-        env=names.find_environment(values["env"]) if values["env"] else None,
-    )
+    try:
+        agent = load(
+            run_dir,
+            **{name: values[name] or None for name in ("algorithm", "env")},
+            env_args=parse_arguments(values["env_arg"]) if values["env_arg"] else None,
+            trust=values["trust_run"],
+        )
+    except NotNamed as error:
+        raise error.instead_of(["fragflow", "eval", *words]) from None
     recording = None if values["record"] is None else Path(values["record"])
     if recording is not None:
         check_drawable(agent.environment, recording)
@@ -354,10 +360,14 @@ def _algorithm_options(
     algorithm = find_algorithm(name)
     hyper = hyperparameters(algorithm)
     all_groups = [*groups, *([hyper] if hyper.options else [])]
-    config = value_of("--config", rest)
-    if config is not None and any(o.name == "config" for g in groups for o in g.options):
-        all_groups = with_config_file(all_groups, config)
-    values = parse(f"fragflow {command} {name}", summary, all_groups, rest)
+    config = value_of("--config", rest) if command == "train" else None
+    filled = all_groups if config is None else with_config_file(all_groups, config)
+    values = parse(f"fragflow {command} {name}", summary, filled, rest)
+    if config is not None and not values["trust_config"]:
+        from fragflow.tools.trust import require_named
+
+        from_file = given_by_file(all_groups, filled, rest)
+        require_named(config, values, from_file, ["fragflow", command, *words])
     chosen = {option.name: values.pop(option.name) for option in hyper.options}
     return algorithm, {**values, "algorithm": name}, chosen
 

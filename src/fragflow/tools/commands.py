@@ -189,8 +189,16 @@ TRAIN = (
                 name="config",
                 kind=str,
                 metavar="FILE",
-                help="JSON object of options by name; the command line overrides it",
+                help="JSON object of options by name; the command line overrides it. Your own "
+                "environment or policy is not taken from there: name it here too",
                 shown_default="optional",
+            ),
+            Option(
+                name="trust_config",
+                kind=bool,
+                default=False,
+                has_no_form=False,
+                help="import and run what the file of --config names",
             ),
             Option(
                 name="quiet", kind=bool, default=False, has_no_form=False, help="show no progress"
@@ -243,7 +251,8 @@ EVAL = (
                 name="algorithm",
                 kind=str,
                 metavar="MODULE:ATTRIBUTE",
-                help="the run's algorithm, if it is your own",
+                help="the run's algorithm, if it is your own: a run directory is data, and what "
+                "its files name is never imported",
                 shown_default="optional",
             ),
             Option(
@@ -252,6 +261,21 @@ EVAL = (
                 metavar="MODULE:ATTRIBUTE",
                 help="the run's environment, if it is your own",
                 shown_default="optional",
+            ),
+            Option(
+                name="env_arg",
+                kind=tuple[str, ...],
+                metavar="K=V",
+                help="setting of the environment, instead of all that the run had",
+                shown_default="default: the run's, where they are numbers; repeatable",
+                is_repeatable=True,
+            ),
+            Option(
+                name="trust_run",
+                kind=bool,
+                default=False,
+                has_no_form=False,
+                help="import and run what the run's files name, this time",
             ),
         ),
     ),

@@ -1,8 +1,9 @@
 """`ff.load`: an agent from a run directory. Reads data only; never runs code that a file names."""
 
-from dataclasses import fields
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,12 +11,15 @@ import numpy.typing as npt
 
 from fragflow.api import Algorithm, Environment
 from fragflow.api.environment import num_agents_of
+from fragflow.api.vector import AnyEnvironment
 from fragflow.environments.wrappers import wrap
 from fragflow.errors import ConfigError
 from fragflow.graph.trace import init_function
 from fragflow.tools import names
 from fragflow.tools.evaluate import within_bounds
-from fragflow.tools.rundir import read_config, read_weights
+from fragflow.tools.options import BadValue, hyperparameters
+from fragflow.tools.rundir import CONFIG, read_config, read_weights
+from fragflow.tools.trust import NotNamed, is_numbers, own_name, own_of_run
 from fragflow.tools.watch import params_of
 
 KINDS: dict[str, type] = {
@@ -71,14 +75,58 @@ class Agent:
 
 def load(
     run_dir: Path | str,
-    algorithm: Algorithm | type[Algorithm] | None = None,
-    env: Environment | None = None,
+    algorithm: Algorithm | type[Algorithm] | str | None = None,
+    env: AnyEnvironment | type | str | None = None,
+    *,
+    env_args: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Agent:
     """The agent that the run in `run_dir` trained.
 
-    Algorithms and environments that fragflow does not bring itself must be given; the run's
-    wrappers are put on again.
+    A run directory is data: an algorithm or an environment that fragflow does not bring itself
+    must be given, as an object, a class or a name, and `env_args` where the run's settings are more
+    than numbers. With `trust`, what the run's files name is imported and runs, as `ff.train` would
+    have it. The run's wrappers are put on again.
     """
+    config = _checked(run_dir)
+    is_named = env is None or isinstance(env, str | type)
+    if env_args is not None and not is_named:
+        raise ConfigError("env_args need an environment given by name: this one is an object")
+    own = own_of_run(
+        config,
+        algorithm=algorithm is None,
+        env=env if env is None or isinstance(env, str) else "class:",
+        settings=is_named and env_args is None,
+    )
+    if trust:
+        own = [thing for thing in own if "MODULE:ATTRIBUTE" in thing.words]
+    if own:
+        or_else = " (in Python, ff.load takes algorithm, env and env_args)"
+        if not trust:
+            or_else += ", or say --trust-run (trust=True) if you know who wrote the file"
+        command = ["fragflow", "eval", str(run_dir)]
+        raise NotNamed(str(Path(run_dir) / CONFIG), own, command, or_else)
+    if env is None:
+        env = own_name(config, "env") if "env" in config["load_needs"] else config["env"]
+    if algorithm is None:
+        needed = "algorithm" in config["load_needs"]
+        algorithm = own_name(config, "algorithm") if needed else config["algorithm"]
+    settings = config["env_args"] if env_args is None else env_args
+    environment: Any = wrap(
+        names.given_environment(env, settings if is_named else None), **config["wrap"]
+    )
+    given: Any = names.find_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    stored = _hyperparameters(given, config["hyperparameters"]) if isinstance(given, type) else None
+    made = names.make_algorithm(given, stored)
+    num_envs = config["num_envs"]
+    init = init_function(made, environment, num_envs)
+    run_key = jax.ShapeDtypeStruct((2,), np.uint32)
+    template = params_of(jax.eval_shape(init, run_key, np.arange(num_envs, dtype=np.int32)))
+    return Agent(made, environment, read_weights(run_dir, template))
+
+
+def _checked(run_dir: Path | str) -> dict[str, Any]:
+    """A run's configuration, with all that is needed of it."""
     config = {"wrap": {}, **read_config(run_dir)}
     for key, kind in KINDS.items():
         if not isinstance(config.get(key), kind):
@@ -86,42 +134,26 @@ def load(
                 f"{run_dir} has an incomplete config.json: {key} is {config.get(key)!r}, expected "
                 f"a {kind.__name__}"
             )
-    needs, stored = config["load_needs"], config["hyperparameters"]
-    name, env_name, env_args = config["algorithm"], config["env"], config["env_args"]
-    num_envs, wrappers = config["num_envs"], config["wrap"]
-    if env is None and ("env" in needs or not names.is_builtin_environment(env_name)):
-        raise ConfigError(_needs(run_dir, "environment", env_name, "env"))
-    if algorithm is None and ("algorithm" in needs or ":" in name):
-        raise ConfigError(_needs(run_dir, "algorithm", name, "algorithm"))
-    environment: Any = wrap(
-        names.find_environment(env_name, env_args) if env is None else env, **wrappers
-    )
-    given: Any = names.find_algorithm(name) if algorithm is None else algorithm
-    is_class = isinstance(given, type)
-    made = names.make_algorithm(given, _hyperparameters(given, stored) if is_class else None)
-    init = init_function(made, environment, num_envs)
-    run_key = jax.ShapeDtypeStruct((2,), np.uint32)
-    template = params_of(jax.eval_shape(init, run_key, np.arange(num_envs, dtype=np.int32)))
-    return Agent(made, environment, read_weights(run_dir, template))
+    return config
 
 
-def _hyperparameters(algorithm: type[Algorithm], stored: dict[str, Any]) -> dict[str, Any]:
-    """As the dataclass wants them: JSON has lists only, and no tuples."""
-    hints = get_type_hints(algorithm)
-    known = {field.name for field in fields(algorithm)}
-    return {
-        name: tuple(value) if _is_tuple(hints.get(name)) and isinstance(value, list) else value
-        for name, value in stored.items()
-        if name in known or value is not None
-    }
-
-
-def _is_tuple(hint: Any) -> bool:
-    return hint is tuple or get_origin(hint) is tuple
-
-
-def _needs(run_dir: Path | str, kind: str, name: str, argument: str) -> str:
-    return (
-        f"the run in {run_dir} used an {kind} of your own, {name!r}: give it, like "
-        f"ff.load(run, {argument}=...). Code that a file names is never imported."
-    )
+def _hyperparameters(algorithm: type[Algorithm], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """As the dataclass wants them, from what JSON has of them."""
+    options = {option.name: option for option in hyperparameters(algorithm).options}
+    known = {field.name for field in dataclasses.fields(algorithm)}
+    values: dict[str, Any] = {}
+    for name, value in stored.items():
+        if name in options:
+            try:
+                values[name] = options[name].from_json(value)
+            except BadValue as error:
+                raise ConfigError(f"{CONFIG} of the run: {error}") from error
+        elif name in known and not is_numbers(value):
+            raise ConfigError(
+                f"{name} of {algorithm.__name__} is {value!r} in the run's {CONFIG}, an object of "
+                "your own: give the algorithm as an object that has it, like ff.load(run, "
+                f"algorithm={algorithm.__name__}({name}=...)) or --algorithm MODULE:OBJECT"
+            )
+        elif name in known or value is not None:
+            values[name] = value
+    return values

@@ -101,6 +101,23 @@ def builtin_algorithm_name(algorithm: Any) -> str | None:
     return next((name for name, where in ALGORITHMS.items() if where == home), None)
 
 
+def importable_name(cls: type) -> str | None:
+    """`module:class`, if another process can find it by that."""
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        return None
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def default_name(thing: Any) -> str | None:
+    """`module:class`, if that makes the like of `thing` without being told more."""
+    if dataclasses.is_dataclass(thing):
+        fields = [field for field in dataclasses.fields(thing) if field.init]
+        is_default = all(getattr(thing, field.name) is field.default for field in fields)
+    else:
+        is_default = getattr(thing, "__dict__", None) == {}
+    return importable_name(type(thing)) if is_default else None
+
+
 def is_builtin_environment(name: str) -> bool:
     """Whether `name` is for the built-in adapters to understand, not a `module:attribute`."""
     from fragflow.environments import ADAPTERS
@@ -137,13 +154,26 @@ def find_environment(name: str, arguments: Mapping[str, Any] | None = None) -> A
     if isinstance(found, type) or not isinstance(found, Environment | HostEnvironment):
         if not callable(found):
             raise _not_an_environment(name, found)
-        try:
-            found = found(**(arguments or {}))
-        except TypeError as error:
-            raise ConfigError(f"cannot make environment {name!r}: {error}") from error
+        found = _made(name, found, arguments)
     elif arguments:
         raise ConfigError(f"environment {name!r} is an object already: it takes no arguments")
     return check_environment(name, found)
+
+
+def given_environment(env: Any, arguments: Mapping[str, Any] | None = None) -> Any:
+    """The environment that somebody gave: as an object, its class, or a name."""
+    if isinstance(env, str):
+        return find_environment(env, arguments)
+    if isinstance(env, type):
+        return check_environment(env.__name__, _made(env.__name__, env, arguments))
+    return check_environment(type(env).__name__, env)
+
+
+def _made(name: str, make: Callable[..., Any], arguments: Mapping[str, Any] | None) -> Any:
+    try:
+        return make(**(arguments or {}))
+    except TypeError as error:
+        raise ConfigError(f"cannot make environment {name!r}: {error}") from error
 
 
 def check_environment(name: str, environment: Any) -> Any:

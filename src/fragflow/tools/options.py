@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_type_hints
 from fragflow.errors import ConfigError, did_you_mean
 from fragflow.tools.values import is_expressible, metavar_for, parser_for
 
+NOT_IN_A_FILE = ("config", "trust_config")
+"""options of the command line alone: a file does not say that it is to be trusted"""
 NARROWEST = 40
 """Columns of a help text. In fewer, tyro writes it letter by letter, and below six never ends."""
 
@@ -185,7 +187,8 @@ def with_config_file(groups: Sequence[Group], path: str) -> list[Group]:
     options = _unique(groups)
     flags = [option.flag.removeprefix("--") for option in options.values()]
     for key in content:
-        if key.replace("-", "_") not in options or key == "config":
+        name = key.replace("-", "_")
+        if name not in options or name in NOT_IN_A_FILE:
             raise ConfigError(f"--config {path}: unknown option {key!r}.{did_you_mean(key, flags)}")
 
     def filled(option: Option) -> Option:
@@ -200,6 +203,15 @@ def with_config_file(groups: Sequence[Group], path: str) -> list[Group]:
     return [
         dataclasses.replace(group, options=tuple(map(filled, group.options))) for group in groups
     ]
+
+
+def given_by_file(
+    groups: Sequence[Group], filled: Sequence[Group], words: Sequence[str]
+) -> set[str]:
+    """Names of the options that `filled` has from a file, and `words` say nothing of."""
+    said = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+    before, after = _unique(groups), _unique(filled)
+    return {n for n, option in after.items() if option is not before[n] and option.flag not in said}
 
 
 def value_of(flag: str, words: Sequence[str]) -> str | None:

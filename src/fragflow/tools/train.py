@@ -22,6 +22,7 @@ from fragflow.tools.cache import use_compilation_cache
 from fragflow.tools.evaluate import evaluator_for
 from fragflow.tools.progress import Display, Quiet, display_for
 from fragflow.tools.rundir import RunDirectory, sha256_of, versions
+from fragflow.tools.trust import is_known_environment
 from fragflow.tools.watch import Watcher, params_of
 
 DEFAULT_NUM_ENVS = 16
@@ -164,7 +165,7 @@ def train(
             seed=seed,
         )
         asked = {
-            **_identity(made, env, env_args, wrap, experiment.environment),
+            **_identity(algorithm, made, env, env_args, wrap, experiment.environment),
             "num_envs": num_envs,
             "total_steps": total_steps,
             "policy": chosen_policy.name,
@@ -315,6 +316,7 @@ def _environment(env: AnyEnvironment | str, arguments: Mapping[str, Any] | None)
 
 
 def _identity(
+    given: Any,
     algorithm: Algorithm,
     env: AnyEnvironment | str,
     arguments: Mapping[str, Any] | None,
@@ -326,17 +328,27 @@ def _identity(
     fields = [f.name for f in dataclasses.fields(algorithm) if f.init]
     values = {name: getattr(algorithm, name) for name in fields}
     foreign = sorted(name for name, value in values.items() if not _is_plain(value))
-    own_env = not (isinstance(env, str) and names.is_builtin_environment(env))
+    is_name = isinstance(env, str)
+    own_env = not (is_name and is_known_environment(env))
     needs = ["algorithm"] if builtin is None or foreign else []
+    needs += ["env"] if own_env else []
+    named = {
+        # Hyperparameters are kept: without others than plain ones, the class is enough.
+        "algorithm": names.importable_name(type(algorithm))
+        if not foreign
+        else (given if isinstance(given, str) else None),
+        "env": env if is_name else names.default_name(env),
+    }
     return {
         "algorithm": builtin or type(algorithm).__name__,
         "hyperparameters": {
             name: repr(value) if name in foreign else value for name, value in values.items()
         },
-        "env": environment.name if own_env else env,
+        "env": env if is_name and names.is_builtin_environment(env) else environment.name,
         "env_args": dict(arguments or {}),
         "wrap": dict(wrap or {}),
-        "load_needs": [*needs, *(["env"] if own_env else [])],
+        "load_needs": needs,
+        "named": {kind: named[kind] for kind in needs if named[kind]},
     }
 
 
