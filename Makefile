@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 SOURCES := src tests scripts $(wildcard examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-legacy smoke matrix newest check check-fast format lock \
+.PHONY: help setup demo test test-all test-legacy hashes smoke matrix newest check check-fast format lock \
 	hooks clean python
 
 help: ## list the targets
@@ -80,6 +80,9 @@ check-fast: $(STAMP) ## check format, lint, types, import contracts and file siz
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/size_budget.py
 	$(BIN)/python scripts/private_parameters.py
+
+hashes: $(STAMP) ## compare the parameters of short runs of every cell of the table of policies
+	$(BIN)/python scripts/hashes.py
 
 format: $(STAMP) ## format the code and apply safe fixes
 	$(BIN)/ruff format $(SOURCES)
