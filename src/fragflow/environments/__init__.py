@@ -9,17 +9,18 @@ from typing import Any
 from fragflow.errors import ConfigError, FragflowError, unknown
 
 ADAPTERS: dict[str, str] = {
+    "fragflow": "fragflow.environments.own",
     "gymnax": "fragflow.environments.gymnax",
     "gymnasium": "fragflow.environments.gymnasium",
     "envpool": "fragflow.environments.envpool",
     "brax": "fragflow.environments.brax",
     "jaxmarl": "fragflow.environments.jaxmarl",
     "pettingzoo": "fragflow.environments.pettingzoo",
-    "fragflow": "fragflow.environments.tag",
 }
 """Where to find each library's adapter."""
-BARE = ("gymnax", "gymnasium", "fragflow")
-"""where a name without a library is looked for, in this order"""
+BARE = ("fragflow", "gymnax", "gymnasium")
+"""where a name without a library is looked for, in this order, installed or not: what a name means
+must not depend on what else is there"""
 ON_HOST = frozenset({"gymnasium", "envpool", "pettingzoo"})
 """libraries whose environments are no JAX programs"""
 BOUNDS = ("declared", "none")
