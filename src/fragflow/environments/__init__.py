@@ -1,7 +1,8 @@
-"""Adapters of environment libraries; loaded when they are asked for."""
+"""Our own environments and adapters of libraries; loaded when they are asked for."""
 
 import dataclasses
 import importlib
+import importlib.util
 import math
 from types import ModuleType
 from typing import Any
@@ -64,8 +65,14 @@ def library_of(name: str) -> str:
 
 
 def environment_names() -> tuple[str, ...]:
-    """Every environment that is known by a name without its library, as `library:name`."""
+    """Every environment of the libraries that bare names are looked for in, as `library:name`."""
     return tuple(f"{library}:{name}" for library in BARE for name in _adapter(library).names())
+
+
+def command_to_install(library: str) -> str:
+    """What brings a library's package here; empty if it is."""
+    is_here = library == "fragflow" or importlib.util.find_spec(library) is not None
+    return "" if is_here else f"pip install 'fragflow[{library}]'"
 
 
 def _adapter(library: str) -> ModuleType:
