@@ -57,12 +57,14 @@ def test_its_cartpole_does_what_ours_does() -> None:
     key = jax.random.key(0)
     (mine, obs), (state, its) = ours.reset(key), theirs.reset(key)
     np.testing.assert_array_equal(obs, its)
+    b = None
     for t in range(20):
         a, b = ours.step(mine, jnp.int32(t % 2), key), theirs.step(state, jnp.int32(t % 2), key)
         mine, state = a.state, b.state
         np.testing.assert_allclose(a.obs, b.obs, rtol=1e-5, atol=1e-5)
         for name in ("reward", "terminated", "truncated"):
             assert getattr(a, name) == getattr(b, name)
+    assert b is not None
     assert bool(b.truncated)
 
 

@@ -15,7 +15,7 @@ from fragflow.environments.classic.mountain_car import MountainCar, MountainCarC
 from fragflow.environments.classic.pendulum import Pendulum
 from fragflow.errors import ConfigError, unknown
 
-TASKS: dict[str, type[Task]] = {
+TASKS: dict[str, type[Any]] = {
     "CartPole-v1": CartPole,
     "Pendulum-v1": Pendulum,
     "Acrobot-v1": Acrobot,
@@ -44,7 +44,7 @@ def make(name: str, /, **arguments: Any) -> ClassicControl:
             raise ConfigError(f"{said} of {name} is another name of {argument}: give one of them")
         is_whole = constants[argument].type is int
         chosen[argument] = _checked(name, said, value, is_whole)
-    task = TASKS[name](**chosen)
+    task: Task = TASKS[name](**chosen)
     entries = PARTS.get(name)
     observation = task.observation if entries is None else part_of(task.observation, entries)
     return ClassicControl(name, task, observation, task.action, entries)

@@ -14,7 +14,6 @@ from fragflow.api.spaces import Box, Space
 class Task(Protocol):
     """A frozen dataclass; its fields are the constants that `--env-arg` sets."""
 
-    def __init__(self, **constants: Any) -> None: ...
     @property
     def max_steps(self) -> int: ...
     @property
