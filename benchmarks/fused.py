@@ -4,12 +4,17 @@
    own.
 2. free: gpu-only against a hand-written jax.jit of the same loop.
 3. coarse: the policy single-learner-coarse with one worker against gpu-only.
+4. cartpole: gpu-only with fragflow's own CartPole-v1 against gpu-only with gymnax's, where that is
+   installed.
+
+The CartPole-v1 of parts 1 to 3 is fragflow's own; rejax's is that of the gymnax it comes with.
 """
 
 import argparse
 import statistics
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,9 @@ from measure import (
 RIVAL = ("rejax==0.1.3", "gymnax==0.0.9", "jax==0.10.2", "flax==0.12.8")
 NAMING = ("parameter", "get-tuple-element", "tuple")
 """HLO instructions that only say where a value is"""
-PARTS = ("rival", "free", "coarse")
+PARTS = ("rival", "free", "coarse", "cartpole")
+CARTPOLE = "fragflow:CartPole-v1"
+OTHER_CARTPOLE = "gymnax:CartPole-v1"
 
 
 def main() -> None:
@@ -45,6 +52,11 @@ def main() -> None:
         results["free"] = _free(max(options.repeats, options.free_repeats))
     if "coarse" in options.only:
         results["coarse"] = _coarse(max(options.repeats, options.coarse_repeats))
+    if "cartpole" in options.only:
+        if find_spec("gymnax") is None:
+            print("4. left out: gymnax is not installed (pip install 'fragflow[gymnax]')")
+        else:
+            results["cartpole"] = _cartpole(max(options.repeats, options.cartpole_repeats))
     measure.write(options.json, results)
 
 
@@ -57,11 +69,12 @@ def _options() -> argparse.Namespace:
     add("--repeats", type=int, default=5, help="samples of each side against the rival")
     add("--free-repeats", type=int, default=15, help="samples of each side in part 2")
     add("--coarse-repeats", type=int, default=7, help="samples of each side in part 3")
+    add("--cartpole-repeats", type=int, default=15, help="samples of each side in part 4")
     add("--steps", type=int, default=524_288, help="environment steps per sample in part 1")
     add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts to run")
     add("--json", type=Path, help="where to write the results as data")
     add("--venv", type=Path, default=cache() / "rejax", help="where the rival is installed")
-    add("--worker", choices=("rival", "free", "coarse", "compile"), help=argparse.SUPPRESS)
+    add("--worker", choices=(*PARTS, "compile"), help=argparse.SUPPRESS)
     add("--by-hand", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     for envs in options.envs:
@@ -88,7 +101,8 @@ def _rival(python: str, envs: int, options: argparse.Namespace) -> dict[str, Any
     print_table(
         f"1. PPO, CartPole-v1, {envs} environments x 128 steps, 4 epochs x 4 minibatches, "
         f"{options.steps} steps per sample\n"
-        "   (rejax's evaluation is switched off: one callback at the end that returns 0)",
+        "   (rejax's evaluation is switched off: one callback at the end that returns 0)\n"
+        f"   CartPole is {CARTPOLE} here, {theirs.info['environment']} there",
         ("", "steps/s", "median s", "fastest", "slowest"),
         [
             (name, f"{rates[name]:,.0f}", f"{median(all_):.3f}", *_extremes(all_))
@@ -103,6 +117,7 @@ def _rival(python: str, envs: int, options: argparse.Namespace) -> dict[str, Any
         "steps_per_second": rates,
         "ratio": ratio,
         "target": 1.5,
+        "environments": {"fragflow": CARTPOLE, "rejax": theirs.info["environment"]},
         "versions": {
             "fragflow": ours.info["versions"],
             "rejax": theirs.info["versions"],
@@ -210,6 +225,48 @@ def _coarse(repeats: int) -> dict[str, Any]:
     }
 
 
+# Part 4
+
+
+def _cartpole(repeats: int) -> dict[str, Any]:
+    worker = Worker(HERE / "fused.py", "--worker", "cartpole")
+    names = (CARTPOLE, OTHER_CARTPOLE)
+    samples = interleaved({name: (lambda name=name: worker.run(name)) for name in names}, repeats)
+    worker.close()
+    iterations = worker.info["iterations"]
+    ours, theirs = samples.values()
+    clocks = {
+        "wall-clock time": [[s.seconds for s in side] for side in (ours, theirs)],
+        "CPU time": [[s.cpu_seconds or 0.0 for s in side] for side in (ours, theirs)],
+    }
+    print_table(
+        f"4. two CartPoles in the same program, 64 x 128, {iterations} iterations per sample",
+        ("", "ms/iteration", "CPU ms/iteration", "fastest s", "slowest s"),
+        [
+            (
+                name,
+                f"{statistics.median(wall) / iterations * 1e3:.2f}",
+                f"{statistics.median(cpu) / iterations * 1e3:.2f}",
+                *_extremes(samples[name]),
+            )
+            for name, wall, cpu in zip(names, *clocks.values(), strict=True)
+        ],
+    )
+    ratios: dict[str, Any] = {}
+    for clock, (a, b) in clocks.items():
+        ratio, low, high = measure.ratio_of_medians(a, b)
+        ratios[clock] = {"ratio": ratio, "interval": [low, high]}
+        print(f"  {clock} {ratio:.3f}x, 95 % within {low:.3f} to {high:.3f} (target <= 1.02x)")
+    print(f"  {measure.quiet(samples)}")
+    return {
+        "ratios": ratios,
+        "target": 1.02,
+        "iterations": iterations,
+        "versions": worker.info["versions"],
+        **as_data(samples),
+    }
+
+
 # The workers' side: the only place where JAX is imported.
 
 
@@ -220,12 +277,12 @@ def _work(options: argparse.Namespace) -> None:
         (envs,) = options.envs
         # rejax clips the critic's change; this side does so too.
         ppo = engines.PPO(rollout_length=128, epochs=4, minibatches=4, clip_value=True)
-        task = engines.Task(envs, ppo)
+        task = engines.Task(envs, ppo, CARTPOLE)
         driver = engines.Driver(task.runtime("gpu-only"))
         iterations = options.steps // task.steps
         measure.serve({"go": lambda: driver.advance(iterations)}, {"versions": engines.versions()})
     elif options.worker == "free":
-        task, iterations = engines.Task(64), 48
+        task, iterations = engines.Task(64, env=CARTPOLE), 48
         # The same instructions are compared, hence without kernels of another kind.
         ours = engines.Driver(task.runtime("gpu-only", {"discounted_sums": "xla"}))
         hand = engines.HandDriver(task, ours.chunk)
@@ -242,7 +299,7 @@ def _work(options: argparse.Namespace) -> None:
             },
         )
     elif options.worker == "coarse":
-        task, iterations = engines.Task(64), 64
+        task, iterations = engines.Task(64, env=CARTPOLE), 64
         fused = engines.Driver(task.runtime("gpu-only"))
         coarse = engines.Driver(task.runtime("single-learner-coarse"))
         measure.serve(
@@ -252,10 +309,20 @@ def _work(options: argparse.Namespace) -> None:
             },
             {"iterations": iterations, "versions": engines.versions()},
         )
+    elif options.worker == "cartpole":
+        iterations = 64
+        drivers = {
+            name: engines.Driver(engines.Task(64, env=name).runtime("gpu-only"))
+            for name in (CARTPOLE, OTHER_CARTPOLE)
+        }
+        measure.serve(
+            {name: (lambda d=d: d.advance(iterations)) for name, d in drivers.items()},
+            {"iterations": iterations, "versions": engines.versions()},
+        )
     else:
         import jax
 
-        task = engines.Task(64)
+        task = engines.Task(64, env=CARTPOLE)
         train, arguments = task.by_hand()
         began = time.perf_counter()
         if options.by_hand:

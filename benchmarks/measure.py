@@ -6,6 +6,7 @@ Only the standard library is used here, so that any interpreter can import it.
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -144,6 +145,21 @@ def median_of_ratios(above: Sequence[Sample], below: Sequence[Sample]) -> float:
     """Of the ratios within each round: a disturbance that outlasts a round cancels out."""
     pairs = zip(above, below, strict=True)
     return statistics.median(a.seconds / b.seconds for a, b in pairs)
+
+
+def ratio_of_medians(
+    above: Sequence[float], below: Sequence[float], draws: int = 4000
+) -> tuple[float, float, float]:
+    """The ratio, and where 95 % of those are that rounds drawn with replacement would give."""
+    rounds = list(zip(above, below, strict=True))
+    chance = random.Random(0)
+
+    def ratio(some: Sequence[tuple[float, float]]) -> float:
+        a, b = (statistics.median(side) for side in zip(*some, strict=True))
+        return a / b
+
+    drawn = sorted(ratio(chance.choices(rounds, k=len(rounds))) for _ in range(draws))
+    return ratio(rounds), drawn[draws * 25 // 1000], drawn[draws * 975 // 1000 - 1]
 
 
 def as_data(samples: Mapping[str, Sequence[Sample]]) -> dict[str, Any]:

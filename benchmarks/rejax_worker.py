@@ -84,6 +84,7 @@ def main() -> None:
         {"go": run},
         {
             "first_run_seconds": time.perf_counter() - began,
+            "environment": f"{type(agent.env).__module__} {version('gymnax')}",
             "versions": {name: version(name) for name in packages},
         },
     )

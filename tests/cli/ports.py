@@ -12,12 +12,12 @@ from fragflow.environments import make_environment
 
 
 class CartPole:
-    """gymnax's, which is right; subclasses get one thing wrong."""
+    """fragflow's, which is right; subclasses get one thing wrong."""
 
     name = "ported cart pole"
 
     def __init__(self, **arguments: Any) -> None:
-        self.inner = make_environment("gymnax:CartPole-v1", **arguments)
+        self.inner = make_environment("fragflow:CartPole-v1", **arguments)
         self.observation, self.action = self.inner.observation, self.inner.action
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:

@@ -18,16 +18,14 @@ def verdicts(environment, steps: int = 40) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["gymnax:CartPole-v1", "gymnasium:runtime.faulty:Faulty-v0", "envpool:CartPole-v1"]
+    "name", ["CartPole-v1", "gymnasium:runtime.faulty:Faulty-v0", "envpool:CartPole-v1"]
 )
 def test_good_environments_pass(name, capsys):
     assert main(["check", name, "--steps", "60"]) == 0
     assert "keeps the contract" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "name", ["gymnax:Pendulum-v1", "gymnasium:Pendulum-v1", "envpool:Pendulum-v1"]
-)
+@pytest.mark.parametrize("name", ["Pendulum-v1", "gymnasium:Pendulum-v1", "envpool:Pendulum-v1"])
 def test_wrapped_environments_pass(name, capsys):
     wrappers = ["--wrap", "frame-stack=3", "--wrap", "scale-actions", "--wrap", "time-limit=9"]
     assert main(["check", name, *wrappers, "--steps", "40"]) == 0

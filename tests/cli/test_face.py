@@ -130,6 +130,17 @@ def test_list_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("ppo", "PPO with clipping", "CartPole-v1", "single-learner-coarse", "gpu-only")
     for word in (*words, "frame-stack=N", "scale-actions  ", "Act between -1 and 1"):
         assert word in output
+    ours, gymnaxs = output.index("  fragflow: "), output.index("  gymnax: ")
+    assert ours < gymnaxs < output.index("  gymnasium: ")
+
+
+def test_list_says_how_to_get_gymnax(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnax", None)  # as if it were not installed
+    assert main(["list"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "FrozenLake-misc (pip install 'fragflow[gymnax]') gymnasium: " in output
 
 
 @pytest.mark.parametrize("form", ["text", "mermaid", "json"])

@@ -149,7 +149,7 @@ def test_code_named_in_a_file_is_never_imported(finished: Finished) -> None:
 def test_config_file_and_flags_that_override_it() -> None:
     values = {"env": "CartPole-v1", "num-envs": 4, "total_steps": 64, "hidden": [4, 4], "seed": 3}
     more = {"rollout-length": 8, "epochs": 1, "minibatches": 2, "anneal": False, "quiet": True}
-    more |= {"env-arg": {"max_steps_in_episode": 9}, "eval-episodes": 0}
+    more |= {"env-arg": {"max_steps": 9}, "eval-episodes": 0}
     Path("a.json").write_text(json.dumps(values | more))
     words = ["train", "--seed", "5", "ppo", "--config", "a.json", "--hidden", "8", "--anneal"]
     assert main([*words, "--run-dir", "run", "--env-arg", "gravity=9.8"]) == 0

@@ -28,7 +28,7 @@ ALGORITHMS: dict[str, tuple[Any, str]] = {
     "ippo": (IPPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,)), "Tag"),
     "mappo": (
         MAPPO(rollout_length=8, chunk_length=4, epochs=1, minibatches=2, hidden=(8,), units=8),
-        "jaxmarl:MPE_simple_spread_v3",
+        "Tag",
     ),
 }
 

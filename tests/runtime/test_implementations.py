@@ -191,8 +191,8 @@ def test_pallas_is_interpreted_on_a_cpu() -> None:
     [
         ("gymnasium:Pendulum-v1", "single-learner-fine", 2),
         pytest.param("gymnasium:Pendulum-v1", "single-learner-coarse", 1, marks=pytest.mark.slow),
-        pytest.param("gymnax:CartPole-v1", "single-learner-fine", 1, marks=pytest.mark.slow),
-        pytest.param("gymnax:Breakout-MinAtar", "single-learner-fine", 1, marks=pytest.mark.slow),
+        pytest.param("CartPole-v1", "single-learner-fine", 1, marks=pytest.mark.slow),
+        pytest.param("gymnax:Breakout-MinAtar", "single-learner-fine", 1, marks=pytest.mark.legacy),
     ],
 )
 def test_an_actor_in_onnx_runtime_learns_the_same(env: str, policy: str, workers: int) -> None:

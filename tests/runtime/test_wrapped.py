@@ -19,7 +19,7 @@ from runtime.test_host import HostDrift, train
 pytestmark = pytest.mark.quick
 
 WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "compiled": ("gymnax:CartPole-v1", {}, {"frame_stack": 2, "time_limit": 10}),
+    "compiled": ("CartPole-v1", {}, {"frame_stack": 2, "time_limit": 10}),
     "one by one": (
         "gymnasium:Pendulum-v1",
         {"vectorization": "sync"},

@@ -101,7 +101,12 @@ def test_brax_episodes_end_at_their_limit():
 @pytest.mark.parametrize(
     ("name", "library"),
     [
-        ("CartPole-v1", "gymnax"),
+        ("CartPole-v1", "fragflow"),
+        ("CartPole-positions", "fragflow"),
+        ("Tag", "fragflow"),
+        ("gymnax:CartPole-v1", "gymnax"),
+        ("Catch-bsuite", "gymnax"),
+        ("CartPole-v0", "gymnasium"),
         ("HalfCheetah-v5", "gymnasium"),
         ("envpool:Pong-v5", "envpool"),
         ("gymnasium:my.module:Own-v0", "gymnasium"),

@@ -60,7 +60,13 @@ class Everyone(ff.Algorithm):
         return weights * (1.0 + 0.01 * ff.all_mean(reward.mean()))
 
 
-@pytest.mark.parametrize("name", ["jaxmarl:MPE_simple_spread_v3", "pettingzoo:simple_spread_v3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("jaxmarl:MPE_simple_spread_v3", marks=pytest.mark.legacy),
+        "pettingzoo:simple_spread_v3",
+    ],
+)
 def test_one_algorithm_on_both_libraries_with_any_number_of_workers(name):
     environment = make_environment(name)
     assert environment.num_agents == 3
@@ -157,7 +163,13 @@ def test_bad_agents_are_named():
         make_environment("pettingzoo:nope_v0")
 
 
-@pytest.mark.parametrize("name", ["jaxmarl:MPE_simple_tag_v3", "pettingzoo:simple_tag_v3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("jaxmarl:MPE_simple_tag_v3", marks=pytest.mark.legacy),
+        "pettingzoo:simple_tag_v3",
+    ],
+)
 def test_teams_may_see_vectors_of_different_sizes(name):
     environment = make_environment(name)
     assert environment.teams == (3, 1)

@@ -27,11 +27,21 @@ ALGORITHMS: dict[str, ff.Algorithm] = {
     "mappo with memory": MAPPO(**SMALL, chunk_length=8, units=8),
 }
 
-OFTEN = [
-    ("jaxmarl:MPE_simple_tag_v3", "ippo"),
-    ("pettingzoo:simple_tag_v3", "mappo with memory"),
-]
+ON_HOST = "pettingzoo:simple_tag_v3"
+GAMES: dict[str, tuple[Any, str]] = {
+    "compiled": (make_environment("Tag", agents=4, taggers=3, neighbours=2), "gpu-only"),
+    "on the host": (ON_HOST, "single-learner-coarse"),
+    "JaxMARL's": ("jaxmarl:MPE_simple_tag_v3", "gpu-only"),
+}
+"""of three taggers and a runner, and a policy that they run under"""
+OFTEN = [("compiled", "ippo"), ("on the host", "mappo with memory")]
 """tried every time"""
+
+
+def marks(pair: tuple[str, str]) -> Any:
+    if pair[0] == "JaxMARL's":
+        return pytest.mark.legacy
+    return () if pair in OFTEN else pytest.mark.slow
 
 
 def train(algorithm: ff.Algorithm, env: Any, iterations: int = 2, **settings: Any) -> Any:
@@ -43,16 +53,11 @@ def train(algorithm: ff.Algorithm, env: Any, iterations: int = 2, **settings: An
 
 
 @pytest.mark.parametrize(
-    ("env", "name"),
-    [
-        pair if pair in OFTEN else pytest.param(*pair, marks=pytest.mark.slow)
-        for pair in itertools.product(
-            ("jaxmarl:MPE_simple_tag_v3", "pettingzoo:simple_tag_v3"), ALGORITHMS
-        )
-    ],
+    ("game", "name"),
+    [pytest.param(*pair, marks=marks(pair)) for pair in itertools.product(GAMES, ALGORITHMS)],
 )
-def test_every_team_has_networks_of_its_own(name: str, env: str) -> None:
-    policy = "gpu-only" if env.startswith("jaxmarl") else "single-learner-coarse"
+def test_every_team_has_networks_of_its_own(name: str, game: str) -> None:
+    env, policy = GAMES[game]
     state = train(ALGORITHMS[name], env, policy=policy).state
     assert len(state.params["actor"]) == len(state.params["critic"]) == 2
     np.testing.assert_array_equal(state.params["team"], [0, 0, 0, 1])
@@ -63,7 +68,7 @@ def test_every_team_has_networks_of_its_own(name: str, env: str) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_acts_for_every_agent_by_its_own_team(name: str) -> None:
     algorithm = ALGORITHMS[name]
-    params = train(algorithm, "jaxmarl:MPE_simple_tag_v3").state.params
+    params = train(algorithm, ON_HOST, policy="single-learner-coarse").state.params
     obs = jax.random.normal(jax.random.key(0), (4, 16))
     key = jax.random.key(1)
     action, memory = algorithm.policy(params, obs, None, key)
@@ -131,7 +136,7 @@ def gradient(algorithm: Any, params: Any, fields: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_agents_that_have_ended_are_not_learnt_from(name: str) -> None:
     algorithm: Any = ALGORITHMS[name]
-    params = train(algorithm, "jaxmarl:MPE_simple_tag_v3").state.params
+    params = train(algorithm, ON_HOST, policy="single-learner-coarse").state.params
     networks = ops.per_team({part: params[part] for part in ("actor", "critic")})[0]
     dead, alive = (2, 1), (2, 0)  # environment, agent
     fields = noise((16, 4, 4) if isinstance(algorithm, IPPO) else (2, 8, 4, 4), dead)

@@ -249,7 +249,7 @@ class TestTimeLimits:
         own = make_environment("pettingzoo:simple_spread_v3", max_cycles=4)
         ours = wrap(make_environment("pettingzoo:simple_spread_v3"), time_limit=4)
         assert_same(play(own, 10), play(ours, 10))
-        compiled = wrap(make_environment("jaxmarl:MPE_simple_spread_v3"), time_limit=4)
+        compiled = wrap(make_environment("Tag", agents=3, taggers=1, neighbours=1), time_limit=4)
         _, answers = play(compiled, 9)
         assert [bool(a.truncated.all()) for a in answers] == [t % 4 == 3 for t in range(9)]
 

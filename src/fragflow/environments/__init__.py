@@ -1,7 +1,8 @@
-"""Adapters of environment libraries; loaded when they are asked for."""
+"""Our own environments and adapters of libraries; loaded when they are asked for."""
 
 import dataclasses
 import importlib
+import importlib.util
 import math
 from types import ModuleType
 from typing import Any
@@ -9,17 +10,18 @@ from typing import Any
 from fragflow.errors import ConfigError, FragflowError, unknown
 
 ADAPTERS: dict[str, str] = {
+    "fragflow": "fragflow.environments.own",
     "gymnax": "fragflow.environments.gymnax",
     "gymnasium": "fragflow.environments.gymnasium",
     "envpool": "fragflow.environments.envpool",
     "brax": "fragflow.environments.brax",
     "jaxmarl": "fragflow.environments.jaxmarl",
     "pettingzoo": "fragflow.environments.pettingzoo",
-    "fragflow": "fragflow.environments.tag",
 }
 """Where to find each library's adapter."""
-BARE = ("gymnax", "gymnasium", "fragflow")
-"""where a name without a library is looked for, in this order"""
+BARE = ("fragflow", "gymnax", "gymnasium")
+"""where a name without a library is looked for, in this order, installed or not: what a name means
+must not depend on what else is there"""
 ON_HOST = frozenset({"gymnasium", "envpool", "pettingzoo"})
 """libraries whose environments are no JAX programs"""
 BOUNDS = ("declared", "none")
@@ -63,8 +65,14 @@ def library_of(name: str) -> str:
 
 
 def environment_names() -> tuple[str, ...]:
-    """Every environment that is known by a name without its library, as `library:name`."""
+    """Every environment of the libraries that bare names are looked for in, as `library:name`."""
     return tuple(f"{library}:{name}" for library in BARE for name in _adapter(library).names())
+
+
+def command_to_install(library: str) -> str:
+    """What brings a library's package here; empty if it is."""
+    is_here = library == "fragflow" or importlib.util.find_spec(library) is not None
+    return "" if is_here else f"pip install 'fragflow[{library}]'"
 
 
 def _adapter(library: str) -> ModuleType:

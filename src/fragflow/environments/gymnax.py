@@ -2,9 +2,6 @@
 
 import dataclasses
 import importlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -15,11 +12,8 @@ from fragflow.api.environment import Step
 from fragflow.api.spaces import Box, Discrete, Space
 from fragflow.errors import ConfigError, unknown
 
-# What gymnax imports for drawing only: about seven of the eight seconds its import takes.
-_DRAWING = ("matplotlib", "matplotlib.colors", "matplotlib.pyplot", "seaborn")
-
-
-# Known without importing gymnax, which starts JAX and so fixes the number of its devices.
+# Known without importing gymnax: what a name means must not depend on whether it is installed, and
+# its import starts JAX and so fixes the number of devices.
 NAMES = (
     "CartPole-v1",
     "Pendulum-v1",
@@ -49,10 +43,6 @@ NAMES = (
     "FrozenLake-misc",
 )
 
-PARTS = {"CartPole-positions": ("CartPole-v1", (0, 2))}
-"""What an agent sees only in part, by name: of which environment, and which entries. Without its
-velocities, the pole is balanced only by somebody who remembers where it was."""
-
 
 @dataclasses.dataclass(frozen=True)
 class GymnaxEnvironment:
@@ -65,8 +55,6 @@ class GymnaxEnvironment:
     action: Space
     _environment: Any = dataclasses.field(repr=False, compare=False)
     _params: Any = dataclasses.field(repr=False, compare=False)
-    _entries: tuple[int, ...] | None = None
-    """those that are seen, of observations that are vectors; None for all"""
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         obs, state = self._environment.reset_env(key, self._params)
@@ -81,21 +69,11 @@ class GymnaxEnvironment:
         return Step(state, self._seen(obs), reward, terminated, truncated)
 
     def _seen(self, obs: jax.Array) -> jax.Array:
-        obs = jax.numpy.asarray(obs, self.observation.dtype)
-        return obs if self._entries is None else obs[np.array(self._entries)]
+        return jax.numpy.asarray(obs, self.observation.dtype)
 
 
 def make(name: str, /, **arguments: Any) -> GymnaxEnvironment:
     """The gymnax environment `name`; `arguments` replace fields of its `EnvParams`."""
-    if name in PARTS:
-        whole, entries = PARTS[name]
-        environment = make(whole, **arguments)
-        return dataclasses.replace(
-            environment,
-            name=name,
-            observation=_part(environment.observation, entries),
-            _entries=entries,
-        )
     registration = _registration()
     if name not in registration.registered_envs:
         raise ConfigError(unknown("gymnax environment", name, names()))
@@ -119,7 +97,7 @@ def make(name: str, /, **arguments: Any) -> GymnaxEnvironment:
 
 def names() -> tuple[str, ...]:
     """Every environment that `make` knows."""
-    return (*NAMES, *PARTS)
+    return NAMES
 
 
 def _space(name: str, what: str, space: Any) -> Space:
@@ -139,12 +117,6 @@ def _space(name: str, what: str, space: Any) -> Space:
             )
 
 
-def _part(space: Space, entries: tuple[int, ...]) -> Space:
-    assert isinstance(space, Box)
-    low, high = (tuple(bound[list(entries)].tolist()) for bound in space.bounds)
-    return Box(shape=(len(entries),), dtype=space.dtype, low=low, high=high)
-
-
 def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
     array = np.asarray(bound, np.float64)
     # gymnax writes "unbounded" as the largest float.
@@ -155,32 +127,10 @@ def _bound(bound: Any, shape: tuple[int, ...]) -> float | tuple[float, ...]:
 
 
 def _registration() -> ModuleType:
-    with _drawing_deferred():
-        return importlib.import_module("gymnax.registration")
-
-
-@contextmanager
-def _drawing_deferred() -> Iterator[None]:
-    """Imports inside this context get drawing libraries that load themselves at their first use."""
-    stand_ins = {name: _Deferred(name) for name in _DRAWING if name not in sys.modules}
-    if "matplotlib" in stand_ins:
-        for name in stand_ins:
-            parent, _, child = name.rpartition(".")
-            if parent:
-                setattr(stand_ins[parent], child, stand_ins[name])
-    sys.modules.update(stand_ins)
     try:
-        yield
-    finally:
-        for name, module in stand_ins.items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-
-
-class _Deferred(ModuleType):
-    """Stands for a module until one of its attributes is needed."""
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)
-        return getattr(importlib.import_module(self.__name__), attribute)
+        return importlib.import_module("gymnax.registration")
+    except ImportError as error:
+        raise ConfigError(
+            f"environments of gymnax need the package gymnax ({error}): "
+            "pip install 'fragflow[gymnax]'"
+        ) from error

@@ -307,17 +307,18 @@ def _list(words: list[str]) -> int:
     print("\nalgorithms:", flush=True)
     for name in ALGORITHMS:
         print(f"  {name:<22} {first_line(algorithm_class(name))}")
-    from fragflow.environments import ADAPTERS, environment_names
+    from fragflow.environments import ADAPTERS, command_to_install, environment_names
 
-    print("\nenvironments:", flush=True)
+    print("\nenvironments (a name alone is that of the first library that has it):", flush=True)
     by_library: dict[str, list[str]] = {}
     for full in environment_names():
         library, _, name = full.rpartition(":")
         by_library.setdefault(library, []).append(name)
     for library, names in by_library.items():
+        missing = command_to_install(library)
         print(
             textwrap.fill(
-                ", ".join(names),
+                ", ".join(names) + (f" ({missing})" if missing else ""),
                 width=100,
                 initial_indent=f"  {library + ':':<22} ",
                 subsequent_indent=" " * 25,
