@@ -2,9 +2,12 @@
 
 import importlib.util
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("src/fragflow/ops/native/kernels.cc")
 LIBRARY = SOURCE.with_suffix(".so")
+SECONDS = "FRAGFLOW_COMPILER_SECONDS"
+"""the variable that says how long the compiler may take"""
 
 
 class KernelHook(BuildHookInterface):
@@ -20,18 +25,28 @@ class KernelHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        del version
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        reason = build(root / SOURCE, root / LIBRARY)
+        self._directory = tempfile.TemporaryDirectory(prefix="fragflow-kernels-")
+        made = Path(self._directory.name) / LIBRARY.name
+        reason = build(root / SOURCE, made)
+        if version == "editable":  # it is looked for beside the source
+            reason = _put(made if reason is None else None, root / LIBRARY) or reason
         if reason:
             self.app.display_warning(f"kernels in C++ are left out: {reason}")
             return
-        build_data["artifacts"].append(f"/{LIBRARY}")
+        if version != "editable":
+            inside = LIBRARY.relative_to("src")
+            build_data["force_include"][str(made)] = str(inside)
         build_data["pure_python"] = False
         # The library speaks to XLA, not to Python: any Python of this platform can load it.
         build_data["tag"] = f"py3-none-{_platform_tag()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        del version, build_data, artifact_path
+        if self.target_name == "wheel":
+            self._directory.cleanup()
 
     def clean(self, versions: list[str]) -> None:
         del versions
@@ -40,27 +55,74 @@ class KernelHook(BuildHookInterface):
 
 def build(source: Path, library: Path) -> str | None:
     """Compiles `source`; why that was not possible, if it was not."""
-    library.unlink(missing_ok=True)
     if sys.platform == "win32":
         return "they are not built on Windows"
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        return "there is no C++ compiler (c++)"
     headers = _headers()
     if headers is None:
         return "jaxlib, which has the headers, is not there"
-    made = library.with_suffix(".tmp")
-    command = [compiler, "-O3", "-std=c++17", "-fPIC", "-shared", "-w", "-isystem", str(headers)]
     try:
-        done = subprocess.run(
-            [*command, str(source), "-o", str(made)], capture_output=True, text=True, timeout=300
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{compiler}: {error}"
-    if done.returncode:
-        return f"{compiler} failed: {done.stderr.strip()[-500:]}"
-    made.replace(library)
+        seconds = float(os.environ.get(SECONDS) or 120)
+        compiler = shlex.split(os.environ.get("CXX", "")) or _compiler()
+    except ValueError as error:
+        return f"CXX or {SECONDS}: {error}"
+    if not compiler:
+        return "there is no C++ compiler (c++)"
+    options = ["-O3", "-std=c++17", "-fPIC", "-shared", "-w", "-isystem", str(headers)]
+    return _run([*compiler, *options, str(source), "-o", str(library)], seconds)
+
+
+def _run(command: list[str], seconds: float) -> str | None:
+    """Runs a compiler; why it failed, if it did."""
+    with tempfile.TemporaryFile() as output:  # no pipe: who holds its end could make us wait
+        try:
+            # A group of its own: a compiler starts others, which must not outlive it.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"{command[0]}: {error.strerror}"
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"{command[0]} has not finished within {seconds:g} s"
+        except BaseException:
+            _end(process)
+            raise
+        if code == 0:
+            return None
+        output.seek(0)
+        words = " ".join(output.read().decode(errors="replace").split())
+        return f"{command[0]} failed with exit code {code}: {words[-500:]}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills a compiler and whom it has started."""
+    os.killpg(process.pid, signal.SIGKILL)  # it is there: nobody has waited for it
+    process.wait()
+
+
+def _put(made: Path | None, library: Path) -> str | None:
+    """Has `library` be what was made, or not be there; why that was not possible, if it was not."""
+    try:
+        if made is None:
+            library.unlink(missing_ok=True)
+        else:  # at once: another process may be about to load it
+            half = library.with_suffix(".tmp")
+            shutil.copyfile(made, half)
+            half.replace(library)
+    except OSError as error:
+        return f"{library}: {error.strerror}"
     return None
+
+
+def _compiler() -> list[str]:
+    found = shutil.which("c++") or shutil.which("g++")
+    return [found] if found else []
 
 
 def _headers() -> Path | None:

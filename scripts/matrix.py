@@ -29,7 +29,7 @@ JAX = ("0.10.0", "0.10.2", "0.11.0", "0.11.2", "0.12.0", "0.12.0.1")
 """the first and the last release of each minor version"""
 FOLLOWS_JAX = ("jax", "jaxlib", "flax", "numpy", "scipy", "ml-dtypes", "optax")
 """packages whose releases depend on JAX's: not held at the lock's versions where JAX is not"""
-EXTRAS = "ray,mujoco,flax,pettingzoo"
+EXTRAS = "ray,mujoco,flax,pettingzoo,draw"
 """what the smoke set and the docs' examples need"""
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 TESTS = ("tests/smoke", "tests/docs/test_docs.py", "tests/docs/test_examples.py")

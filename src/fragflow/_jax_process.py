@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import compilation_cache, distributed, xla_bridge
 from jax._src.lib import _jax as jaxlib  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -21,6 +21,11 @@ def num_cpu_devices() -> int:
 def setting(name: str) -> Any:
     """One of JAX's settings, also of those that it does not show."""
     return jax.config._read(name)
+
+
+def forget_compilation_cache() -> None:
+    """Has JAX look again where compiled programs are kept: it goes on with what it has found."""
+    compilation_cache.reset_cache()
 
 
 def collect_at(host: str) -> None:

@@ -5,14 +5,14 @@ cross, found by minimum cuts; glue that follows from the run's sources alone is 
 is needed. Some edges must not be cut: a value that replicas hold in no cuttable way costs infinity.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import networkx as nx
 
 from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce, num_bytes
 from fragflow.graph.ir import Op, Program, Value
 from fragflow.graph.kinds import Kind, Tag
+from fragflow.graph.minimum_cut import Capacity, Unbounded, minimum_cut
 from fragflow.policies.policy import Over, Placed
 
 Owner = str
@@ -186,21 +186,20 @@ def _hyperedges(
         cost = num_bytes(avals[value]) * flow.trips[value]
         cost *= max(view.copies(value) for view in views)
         if len(set(members)) > 1:
-            yield tuple(dict.fromkeys(members)), cost if legal else float("inf")
+            yield tuple(dict.fromkeys(members)), cost if legal else math.inf
 
 
 def _isolated(
     name: str,
     glue: Sequence[str],
     owners: Mapping[str, Owner],
-    edges: Sequence[tuple[tuple[str, ...], float]],
+    edges: Sequence[tuple[tuple[str, ...], Capacity]],
 ) -> list[str]:
     """Glue on `name`'s side of the cheapest cut between it and all other fragments."""
     free_glue = [path for path in glue if path not in owners]
     if not free_glue:
         return []
-    graph = nx.DiGraph()
-    graph.add_nodes_from(("source", "sink"))
+    capacities: dict[tuple[str, str], Capacity] = {}
 
     def terminal(path: str) -> str:
         owner = owners.get(path)
@@ -212,15 +211,12 @@ def _isolated(
         ends = {terminal(path) for path in members}
         if len(ends) == 1 or {"source", "sink"} <= ends:
             continue  # never separated, or always: it decides nothing
-        graph.add_edge(
-            f"in {k}", f"out {k}", **({} if cost == float("inf") else {"capacity": cost})
-        )
+        capacities[f"in {k}", f"out {k}"] = cost
         for end in sorted(ends):
-            graph.add_edge(end, f"in {k}")
-            graph.add_edge(f"out {k}", end)
+            capacities[end, f"in {k}"] = capacities[f"out {k}", end] = math.inf
     try:
-        _, (side, _) = nx.minimum_cut(graph, "source", "sink")
-    except nx.NetworkXUnbounded:
+        _, side = minimum_cut(capacities, "source", "sink")
+    except Unbounded:
         # Some forbidden edge must be cut: the check that follows says which value and why.
         return []
     return [path for path in free_glue if f"op {path}" in side]

@@ -6,10 +6,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from fragflow.api.spaces import Box, Space
+from fragflow.errors import ConfigError
 from fragflow.ops.distributions import Categorical, Distribution, Normal
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        f"networks of nnx modules need flax, which is not installed ({error.name} is missing): "
+        "pip install 'fragflow[flax]'"
+    ) from error
 
 Make = Callable[[nnx.Rngs], nnx.Module]
 

@@ -57,7 +57,8 @@ class Line:
     def say(self, word: str, content: Any = None) -> None:
         """Sends a word and plain data."""
         text, blobs = self._codec.encode(content)
-        self._socket.send_multipart([word.encode(), text, *blobs], copy=False)
+        # Copied: to send what is not its own, pyzmq would start a thread that stays for good.
+        self._socket.send_multipart([word.encode(), text, *blobs])
 
     def beat(self) -> None:
         self._socket.send(BEAT)

@@ -27,13 +27,12 @@ def _claims(place: Place) -> tuple[str, ...]:
 
 
 def compute_in_calling_thread() -> None:
-    """Has JAX run CPU programs where they are called, while it can still be asked.
+    """Has JAX run CPU programs where they are called, if it has not started; workers' JAX too.
 
     Between two calls of environments on the host there is little to compute: waking a thread of
     XLA's for it, and being woken by it, would cost as much.
     """
-    if not has_started():
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def prepare_devices(policy: Policy, deployment: Deployment) -> None:
@@ -41,10 +40,11 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
     needed = needed_devices(policy, deployment)
     if needed == 1:
         return
+    # A collective needs a thread per device at once: with few cores it would deadlock. XLA makes
+    # its threads when it starts, here or in worker processes.
+    os.environ.setdefault("NPROC", "16")
     if not has_started():
         if needed <= MOST_VIRTUAL:
-            # A collective needs a thread per device at once: with few cores it would deadlock.
-            os.environ.setdefault("NPROC", "16")
             jax.config.update("jax_num_cpu_devices", max(needed, num_cpu_devices()))
         if len(jax.devices()) < needed:
             most = len(jax.devices()) if needed <= MOST_VIRTUAL else f"at most {MOST_VIRTUAL}"

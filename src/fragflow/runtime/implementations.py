@@ -92,6 +92,18 @@ def inexact(fdg: FDG, picks: Picks) -> list[str]:
     return sorted(found)
 
 
+def explained(chosen: Mapping[str, str]) -> dict[str, str]:
+    """What was picked, in words: with why it is not what is usually picked, if that is absent."""
+    return {name: how + _why_not_another(name, how) for name, how in chosen.items()}
+
+
+def _why_not_another(name: str, how: str) -> str:
+    others = KERNELS[name].implementations.values() if name in KERNELS else ()
+    usual = [other for other in others if other.picked_on]
+    reasons = [f"{u.name} is absent: {reason}" for u in usual if (reason := u.absent())]
+    return f" ({'; '.join(reasons)})" if how == REFERENCE and reasons else ""
+
+
 def _kernels(fragment: Fragment) -> dict[str, Sequence[Any]]:
     """The kernels that a fragment calls, and the types of their arguments."""
     found: dict[str, Sequence[Any]] = {}

@@ -139,7 +139,7 @@ def _show(words: list[str]) -> int:
     from fragflow.policies import Deployment
     from fragflow.run import Experiment, graph
     from fragflow.runtime.devices import accelerator
-    from fragflow.runtime.implementations import pick
+    from fragflow.runtime.implementations import explained, pick
     from fragflow.runtime.plan import make_plan
     from fragflow.tools import names
 
@@ -166,6 +166,8 @@ def _show(words: list[str]) -> int:
 
         asked = names.parse_arguments(values["implementation"], "--implementation")
         picks = pick(make_plan(fdg), asked)
+        if values["format"] == "text":
+            picks = {fragment: explained(chosen) for fragment, chosen in picks.items()}
         title = f"{values['algorithm']} on {values['env']}"
         text = render(fdg, values["format"], title, picks)
     print(text.rstrip("\n"))

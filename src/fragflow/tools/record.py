@@ -1,5 +1,6 @@
 """Draws an episode, as an animated GIF."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,7 @@ def check_drawable(environment: Any, path: Path) -> None:
         raise ConfigError(f"--record {path}: expected the name of a GIF, like episode.gif")
     if not path.parent.is_dir():
         raise ConfigError(f"--record {path}: there is no directory {path.parent}")
+    if importlib.util.find_spec("PIL") is None:
+        raise ConfigError(
+            "--record needs pillow, which is not installed: pip install 'fragflow[draw]'"
+        )

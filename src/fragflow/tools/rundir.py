@@ -144,12 +144,13 @@ def sha256_of(tree: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that can change a run's numbers."""
+    """Of everything that is installed and can change a run's numbers."""
     import platform
 
     found = {"python": platform.python_version()}
     for package in ("fragflow", "jax", "jaxlib", "flax", "optax", "numpy", "gymnax"):
-        found[package] = version_of(package)
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found
 
 

@@ -18,6 +18,7 @@ from fragflow.remote.cluster import Cluster, read_cluster
 from fragflow.run import Experiment, Outcome, RuntimeName, run
 from fragflow.runtime.devices import compute_in_calling_thread, prepare_devices
 from fragflow.tools import names
+from fragflow.tools.as_before import as_before
 from fragflow.tools.cache import use_compilation_cache
 from fragflow.tools.evaluate import evaluator_for
 from fragflow.tools.progress import Display, Quiet, display_for
@@ -90,6 +91,7 @@ class Result:
         }
 
 
+@as_before()
 def train(
     algorithm: Algorithm | type[Algorithm] | str,
     env: AnyEnvironment | str,
@@ -127,6 +129,9 @@ def train(
     runs, or the path of a `cluster.toml` that says so. With `run_dir`, configuration, metrics,
     weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
     iterations; True ends the run in good order.
+
+    Afterwards the process is as it was, except that JAX has started: with as many devices as the
+    policy needs.
     """
     for name, value, least in (
         ("workers", workers, 1),

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 LIBRARY = Path(__file__).parent / "kernels.so"
+MOST_LETTERS = 300
+"""of another's reason that are passed on"""
 
 
 @functools.cache
@@ -18,10 +20,18 @@ def _load() -> str | None:
     try:
         library = ctypes.cdll.LoadLibrary(str(LIBRARY))
         capsule = jax.ffi.pycapsule(library.fragflow_discounted_sums)
-    except (OSError, AttributeError) as error:
-        return f"its library does not load: {error}. Install fragflow again"
-    jax.ffi.register_ffi_target("fragflow_discounted_sums", capsule, platform="cpu")
+        # XLA refuses what was built with the headers of a newer one. Before it has started it would
+        # do so later, and then not start.
+        jax.devices("cpu")
+        jax.ffi.register_ffi_target("fragflow_discounted_sums", capsule, platform="cpu")
+    except Exception as error:  # whatever it is: there is another way to compute this
+        return f"its library does not load: {_in_one_line(error)}. Install fragflow again"
     return None
+
+
+def _in_one_line(error: Exception) -> str:
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words[:MOST_LETTERS].rstrip(".")
 
 
 def absent() -> str | None:
