@@ -24,12 +24,15 @@ setup: $(STAMP) ## create the virtual environment and install everything
 # whether a lock is incomplete after all.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps
+# Kernels are built with the headers of the oldest JAX, so that one library beside the sources serves
+# the environments of all Pythons. On 3.11 that JAX is the lock's; elsewhere it comes for the build.
+ISOLATION := $(if $(filter 3.11,$(VERSION)),--no-build-isolation)
 $(BASE): pyproject.toml hatch_build.py requirements-base.lock
 	@test -n "$(VERSION)" || { echo "Python '$(PYTHON)' does not run: install Python 3.11, 3.12 or" \
 		"3.13, or name one by PYTHON=/path/to/python" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) -r requirements-base.lock
-	$(INSTALL) --no-build-isolation -e .
+	$(INSTALL) $(ISOLATION) -e .
 	$(PIP) check
 	touch $@
 
@@ -55,7 +58,7 @@ $(LEGACY)/.installed: pyproject.toml hatch_build.py requirements-legacy.lock
 	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
 		-r requirements-legacy.lock
 	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
-		--no-build-isolation .
+		$(ISOLATION) .
 	$(LEGACY)/bin/python -m pip --disable-pip-version-check check
 	touch $@
 
