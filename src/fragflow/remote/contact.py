@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import zmq
 
 from fragflow import errors
+from fragflow.blame import Elsewhere
 from fragflow.errors import RunError
 from fragflow.remote.doors import Address
 from fragflow.remote.lanes import POLL_MILLISECONDS
@@ -96,7 +97,8 @@ class RemoteProcess:
             answer, result = self._answer()
         if answer == "failed":
             kind = getattr(errors, result["kind"], RunError)
-            raise kind(result["words"])
+            story = result["story"]
+            raise kind(result["words"]) from (Elsewhere(story) if story else None)
         if answer == "closed":
             raise Closed
         return result

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fragflow.api import Algorithm, Environment
 from fragflow.api.environment import num_agents_of
+from fragflow.blame import judging
 from fragflow.environments.wrappers import wrap
 from fragflow.errors import ConfigError
 from fragflow.graph.trace import init_function
@@ -69,6 +70,7 @@ class Agent:
         self._memory = None
 
 
+@judging(is_running=False)
 def load(
     run_dir: Path | str,
     algorithm: Algorithm | type[Algorithm] | None = None,
