@@ -13,7 +13,7 @@ from jax import lax
 from fragflow.api.environment import teams_of
 from fragflow.api.host import Host, HostBatch, HostEnvironment, HostStep, has_compiled_step
 from fragflow.api.vector import AnyEnvironment
-from fragflow.blame import users_frame, words_of
+from fragflow.blame import defined_at, users_frame, words_of
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph.expendable import host_of
 from fragflow.graph.ir import FDG
@@ -232,7 +232,7 @@ class HostPool:
         if not isinstance(step, HostStep):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise EnvironmentFault(
                 f"{self._environment.name} returned {type(step).__name__} from step at step "
-                f"{self._steps}: expected fragflow.HostStep"
+                f"{self._steps}: expected fragflow.HostStep{defined_at(self.batch.step)}"
             )
         return jax.tree.leaves(tuple(step))
 
