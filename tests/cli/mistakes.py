@@ -3,6 +3,9 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import fragflow
 
 BASE = '''
 import operator
@@ -124,7 +127,8 @@ class Mistake:
         ]
 
 
-SMALL = ("--rollout-length", "4", "--hidden", "4", "--epochs", "1", "--minibatches", "1")
+SOUND = Mistake(code="# here", says=())
+"""nothing is wrong"""
 
 MISTAKES = {
     "matrix shape": Mistake(
@@ -244,7 +248,7 @@ class Mine(Hill):
 """,
         algorithm="a2c",
         env="Mine",
-        says=("step makes it of the state float32[], but reset int32[]",),
+        says=("step makes the state float32[], but reset makes it int32[]",),
         has_report=False,
     ),
     "network": Mistake(
@@ -388,9 +392,38 @@ def check_said(mistake: Mistake, place: str, code: int, error: str, folder: Path
         assert foreign not in line
     assert ("the whole traceback: " in line) == mistake.has_report
     if mistake.has_report:
-        report = folder / line.rpartition("the whole traceback: ")[2].removesuffix(")")
-        text = report.read_text()
+        text = (folder / report_in(line)).read_text()
         for part in ("fragflow ", "jax ", "jaxlib ", "numpy ", "Python ", "Traceback"):
             assert part in text
         file, _, number = place.rpartition(":")
         assert f'File "{file}", line {number}' in text
+
+
+def check_is_ours(error: str, folder: Path, *says: str) -> None:
+    """One line that asks for a report, and what to put into it."""
+    (line,) = error.splitlines()
+    assert line.startswith("fragflow: error: this is a fault of fragflow, please report it: ")
+    for part in (*says, "LookupError: planted", "jax ", "numpy ", "Python "):
+        assert part in line
+    text = (folder / report_in(error)).read_text()
+    for part in ("jaxlib ", "Traceback", "LookupError: planted"):
+        assert part in text
+
+
+def report_in(error: str) -> str:
+    """The file that a line speaks of."""
+    return error.strip().rpartition("the whole traceback: ")[2].removesuffix(")")
+
+
+def module_name(case: str) -> str:
+    return "mistake_" + "".join(c if c.isalnum() else "_" for c in case)
+
+
+PLANTED = "def fail(*_, **__):\n    raise LookupError('planted')"
+
+
+def planted_fault() -> Any:
+    """A function that fails, and that seems to be in fragflow."""
+    scope: dict[str, Any] = {}
+    exec(compile(PLANTED, str(Path(fragflow.__file__).with_name("planted.py")), "exec"), scope)
+    return scope["fail"]

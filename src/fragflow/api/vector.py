@@ -217,8 +217,8 @@ class Environments:
             if not _becomes(after, before):
                 where = jax.tree_util.keystr(path, simple=True, separator=".")
                 self._refuse(
-                    f"step makes {where or 'it'} of the state {_type_of(after)}, but reset "
-                    f"{_type_of(before)}"
+                    f"step makes {f'{where} of ' * bool(where)}the state {_type_of(after)}, but "
+                    f"reset makes it {_type_of(before)}"
                 )
 
     def _step_one(

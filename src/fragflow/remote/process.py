@@ -264,6 +264,10 @@ def serve(
                 line.say("failed", stuck)
     except zmq.Again:
         pass  # nobody listens any more
+    except Exception as error:
+        with contextlib.suppress(zmq.Again):
+            line.say("failed", _told(error))
+        raise
     return False
 
 

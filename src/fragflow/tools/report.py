@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from fragflow.blame import has_story, judging, place_of, story_of
-from fragflow.errors import FragflowError, InternalError
+from fragflow.errors import FragflowError, InternalError, UserCodeError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,11 +47,11 @@ def line_of(error: FragflowError) -> str:
     words = " ".join(str(error).split())
     if not has_story(error):
         return words
-    place = place_of(error)
-    if place is not None and place not in words:
-        words = f"{words} ({place})"
     if isinstance(error, InternalError):
         words = f"{words} ({', '.join(versions())})"
+    elif not isinstance(error, UserCodeError):
+        place = place_of(error)
+        words = words if place is None or place in words else f"{words} ({place})"
     try:
         path = error.report or _private_file(_report(error))
     except OSError as problem:
