@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 import fragflow as ff
-from cli.mistakes import (
-    MISTAKES,
-    SOUND,
-    check_is_ours,
-    check_said,
-    module_name,
-    planted_fault,
-    report_in,
-)
+from cli.mistakes import MISTAKES, SOUND, module_name
+from cli.said import check_is_ours, check_said, planted_fault, report_in
 from fragflow.errors import InternalError, UserCodeError, UserCodeRunError
 from fragflow.tools.cli import main
 

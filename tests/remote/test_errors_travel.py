@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.mistakes import MISTAKES, PLANTED, SOUND, check_is_ours, check_said, module_name
+from cli.mistakes import MISTAKES, SOUND, module_name
+from cli.said import PLANTED, check_is_ours, check_said
 from remote.ray_nodes import WARNINGS
 
 pytestmark = WARNINGS

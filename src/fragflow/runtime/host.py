@@ -259,7 +259,7 @@ class HostPool:
             if leaf is before:
                 continue  # no episode ended: the next observation is the true successor
             before = leaf
-            if not isinstance(leaf, np.ndarray | np.generic | jax.Array):
+            if not hasattr(leaf, "dtype"):
                 raise EnvironmentFault(
                     f"{self._environment.name} returned {type(leaf).__name__} from {method} at "
                     f"step {self._steps}: expected an array, {expected.dtype}{list(expected.shape)}"
