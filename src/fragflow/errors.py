@@ -1,4 +1,8 @@
-"""What can go wrong, one class per stage; each becomes one message and an exit code."""
+"""What can go wrong, one class per stage; each becomes one message and an exit code.
+
+2: what was asked for, or the user's code while it is traced; 3: a run that failed; 4: training that
+diverged; 70: a fault of fragflow.
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -8,6 +12,8 @@ class FragflowError(Exception):
     """An error the user can act on: it names the thing, what was expected and the fix."""
 
     exit_code = 2
+    report: str | None = None
+    """the file that has the whole traceback, if one was written"""
 
 
 class ConfigError(FragflowError, ValueError):
@@ -38,6 +44,22 @@ class RunError(FragflowError, RuntimeError):
 
 class EnvironmentFault(RunError):
     """An environment raised, hung, died, or answered what it must not."""
+
+
+class UserCodeError(FragflowError):
+    """Code of the user raised an error before training began; that error is the cause."""
+
+
+class UserCodeRunError(UserCodeError, RunError):
+    """Code of the user raised an error while training; that error is the cause."""
+
+    exit_code = RunError.exit_code
+
+
+class InternalError(FragflowError, RuntimeError):
+    """A fault of fragflow itself; the first error is the cause."""
+
+    exit_code = 70
 
 
 class NonFiniteError(FragflowError, ArithmeticError):

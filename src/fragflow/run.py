@@ -13,6 +13,7 @@ import numpy as np
 from fragflow.api.algorithm import Algorithm
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.vector import AnyEnvironment
+from fragflow.blame import judging
 from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
 from fragflow.graph.extent import Extent
@@ -173,9 +174,10 @@ def run(
         state=ready.state,
     )
     try:
-        observer.started(start)
-        rows, seconds = train(engine, ready.iterations, ready.steps, observer)
-        final = ready.state()
+        with judging(is_running=True):
+            observer.started(start)
+            rows, seconds = train(engine, ready.iterations, ready.steps, observer)
+            final = ready.state()
     finally:
         engine.close()
     return Outcome(

@@ -1,5 +1,7 @@
 """An environment that answers what it must not ends a run: exit code 3 and one line."""
 
+from pathlib import Path
+
 import pytest
 
 import runtime.faulty  # registers Faulty-v0
@@ -41,3 +43,16 @@ def test_nan(capsys):
 
 def test_without_bounds_nothing_is_out_of_range():
     assert main(train(16, "range", 9, "observation_bounds=none")) == 0
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "process"])
+def test_what_an_environment_raises_has_its_place(vectorization, tmp_path, capsys):
+    words = train(8, "raise", 3, f"vectorization={vectorization}", "--run-dir", "run")
+    words[3] = "gymnasium:runtime.faulty:Faulty-v0"
+    line = error_line(capsys, words, code=3)
+    assert "environment 0 failed in step at step 3: RuntimeError: the ball is gone" in line
+    text = Path(runtime.faulty.__file__).read_text().splitlines()
+    (number,) = [k for k, row in enumerate(text, 1) if "the ball is gone" in row]
+    assert f"({runtime.faulty.__file__}:{number})" in line
+    assert line.endswith("(the whole traceback: run/traceback.txt)")
+    assert f"line {number}, in step" in (tmp_path / "run" / "traceback.txt").read_text()

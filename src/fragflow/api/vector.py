@@ -1,10 +1,11 @@
 """The environments as an algorithm sees them: one batch, of which a fragment may hold a part."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fragflow.api.component import component
 from fragflow.api.environment import (
@@ -17,9 +18,11 @@ from fragflow.api.environment import (
 )
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.spaces import Space
+from fragflow.blame import called, defined_at
 from fragflow.errors import ConfigError
 
 AnyEnvironment: TypeAlias = Environment | HostEnvironment
+_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float)
 
 
 class EpisodeStats(NamedTuple):
@@ -179,28 +182,55 @@ class Environments:
         return jax.vmap(lambda s, a: self._step_one(environment, s, a))(state, action)
 
     def _reset_one(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
-        inner, obs = environment.reset(_draw(key, 0))
+        inner, obs = self._begin(environment, _draw(key, 0))
         self._check_shape("reset gives observations", obs, environment.observation.shape)
         return inner, obs
+
+    def _begin(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
+        """A new episode of one environment: (state, obs)."""
+        begun: Any = called(f"{environment.name}'s reset", environment.reset, key)
+        if not isinstance(begun, tuple) or len(begun) != 2:
+            self._refuse(f"reset returned {type(begun).__name__}, expected (state, obs)")
+        return begun
+
+    def _refuse(self, what: str) -> NoReturn:
+        method = getattr(self._environment, what.partition(" ")[0])
+        raise ConfigError(f"environment {self._environment.name!r}: {what}{defined_at(method)}")
 
     def _check_shape(self, what: str, given: Any, of_one: tuple[int, ...]) -> None:
         """An environment keeps to what it declares: else an algorithm fails, far from the cause."""
         expected = (*(() if self.num_agents is None else (self.num_agents,)), *of_one)
+        if not isinstance(given, _ARRAYS):
+            self._refuse(f"{what} of type {type(given).__name__}, expected an array")
         if jnp.shape(given) != expected:
-            raise ConfigError(
-                f"environment {self._environment.name!r}: {what} of shape "
-                f"{list(jnp.shape(given))}, expected {list(expected)}"
+            self._refuse(f"{what} of shape {list(jnp.shape(given))}, expected {list(expected)}")
+
+    def _check_state(self, new: Any, old: Any) -> None:
+        """A step keeps the state's types: else an algorithm's loop fails, far from the cause."""
+        if jax.tree.structure(new) != jax.tree.structure(old):
+            self._refuse(
+                f"step gives a state of structure {jax.tree.structure(new)}, reset one of "
+                f"{jax.tree.structure(old)}"
             )
+        leaves = jax.tree_util.tree_leaves_with_path(new)
+        for (path, after), before in zip(leaves, jax.tree.leaves(old), strict=True):
+            if not _becomes(after, before):
+                where = jax.tree_util.keystr(path, simple=True, separator=".")
+                self._refuse(
+                    f"step makes {f'{where} of ' * bool(where)}the state {_type_of(after)}, but "
+                    f"reset makes it {_type_of(before)}"
+                )
 
     def _step_one(
         self, environment: Environment, state: EnvState, action: jax.Array
     ) -> tuple[EnvState, Timestep]:
         key, draws = state.random[:2], state.random[2]
-        step = environment.step(state.inner, action, _draw(key, 2 * draws))
+        drawn = _draw(key, 2 * draws)
+        step = called(f"{environment.name}'s step", environment.step, state.inner, action, drawn)
         if not isinstance(step, Step):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(
-                f"environment {environment.name!r}: step returned {type(step).__name__}, expected "
-                "fragflow.Step(state, obs, reward, terminated, truncated)"
+            self._refuse(
+                f"step returned {type(step).__name__}, expected fragflow.Step(state, obs, reward, "
+                "terminated, truncated)"
             )
         self._check_shape("step gives observations", step.obs, environment.observation.shape)
         self._check_shape("step gives rewards", step.reward, ())
@@ -208,7 +238,8 @@ class Environments:
         terminated = jnp.asarray(step.terminated, bool)
         truncated = jnp.asarray(step.truncated, bool) & ~terminated
         done = jnp.all(terminated | truncated)
-        fresh, fresh_obs = environment.reset(_draw(key, 2 * draws + 1))
+        fresh, fresh_obs = self._begin(environment, _draw(key, 2 * draws + 1))
+        self._check_state(step.state, fresh)
 
         def new_if_done(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda n, o: jnp.where(done, n, o), new, old)
@@ -220,6 +251,22 @@ class Environments:
         )
         obs = new_if_done(fresh_obs, step.obs)
         return next_state, Timestep(obs, step.obs, reward, terminated, truncated, step.mask)
+
+
+def _becomes(after: Any, before: Any) -> bool:
+    """Whether one value in the place of another has its type, as numbers and scalars do."""
+    if not isinstance(after, _ARRAYS) or not isinstance(before, _ARRAYS):
+        return False
+    if jnp.shape(after) not in ((), jnp.shape(before)):
+        return False
+    same = getattr(after, "dtype", None) == getattr(before, "dtype", None)
+    return same or jnp.result_type(after, before) == jnp.result_type(before)
+
+
+def _type_of(value: Any) -> str:
+    if not isinstance(value, _ARRAYS):
+        return type(value).__name__
+    return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 
 
 def _recorded(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fragflow.blame import story_of
 from fragflow.environments.stepping import (
     Arrays,
     Failed,
@@ -73,7 +74,9 @@ def serve(connection: "Connection[Any, Any]", descriptor: int) -> None:
             for _ in range(order.number):
                 environments.append(make_environment(order.name, order.arguments))
         except Exception as error:
-            connection.send((len(environments), f"{type(error).__name__}: {error}"))
+            connection.send(
+                (len(environments), f"{type(error).__name__}: {error}", story_of(error))
+            )
             return
         connection.send(None)
         while True:
@@ -85,7 +88,7 @@ def serve(connection: "Connection[Any, Any]", descriptor: int) -> None:
                     step_all(environments, actions, out)
                 connection.send(None)
             except Failed as error:
-                connection.send((error.environment_index, str(error)))
+                connection.send((error.environment_index, str(error), story_of(error)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fragflow.api.host import HostStep
 from fragflow.api.spaces import Space
+from fragflow.blame import Elsewhere
 from fragflow.environments.process_worker import Order, size_of, views
 from fragflow.environments.stepping import Failed
 from fragflow.errors import EnvironmentFault
@@ -112,7 +113,8 @@ class ProcessBatch:
             except (EOFError, ConnectionResetError) as error:
                 raise self._died(process, rows) from error
             if failure is not None:
-                raise Failed(rows.start + failure[0], failure[1])
+                index, words, story = failure
+                raise Failed(rows.start + index, words) from Elsewhere(story)
 
     def _died(self, process: subprocess.Popen[bytes], rows: range) -> EnvironmentFault:
         try:

@@ -20,6 +20,7 @@ from fragflow._jax import (
 from fragflow.api.algorithm import Algorithm, Clock
 from fragflow.api.host import Host
 from fragflow.api.vector import AnyEnvironment, Environments, clear_episode_stats, episode_stats
+from fragflow.blame import called, defined_at
 from fragflow.errors import TraceError
 from fragflow.graph.extent import Extent, as_traced
 
@@ -46,7 +47,9 @@ def init_function(
 
     def init(run_key: jax.Array, env_ids: jax.Array) -> Any:
         key = jax.random.fold_in(jax.random.wrap_key_data(run_key), 0)
-        state = algorithm.init(Environments(environment, env_ids, total), key)
+        name, env = type(algorithm).__name__, Environments(environment, env_ids, total)
+        state = called(f"{name}.init", algorithm.init, env, key)
+        _refuse_no_arrays(algorithm.init, f"{name}.init returned a state", state)
         return jax.tree.map(_strong, state)
 
     return init
@@ -73,7 +76,8 @@ def iteration_function(
         progress = index.astype(jnp.float32) / total_iterations.astype(jnp.float32)
         clock = Clock(key, index, index * steps_per_iteration, progress)
         env = Environments(environment, env_ids, total, on_step)
-        answer = algorithm.step(env, clear_episode_stats(state), clock)
+        name, before = f"{type(algorithm).__name__}.step", clear_episode_stats(state)
+        answer = called(name, algorithm.step, env, before, clock)
         state, metrics = _state_and_metrics(algorithm, answer)
         return jax.tree.map(_strong, state), (metrics, episode_stats(state))
 
@@ -83,13 +87,26 @@ def iteration_function(
 def _state_and_metrics(algorithm: Algorithm, answer: Any) -> tuple[Any, Any]:
     """What `step` returned, if it is what it should be."""
     is_pair = isinstance(answer, tuple) and len(answer) == 2
+    name = f"{type(algorithm).__name__}.step"
     if is_pair and isinstance(answer[1], Mapping):
+        _refuse_no_arrays(algorithm.step, f"{name} returned a state", answer[0])
+        _refuse_no_arrays(algorithm.step, f"{name} returned metrics", answer[1])
         return answer
     what = f"({', '.join(type(x).__name__ for x in answer)})" if is_pair else type(answer).__name__
     raise TraceError(
-        f"{type(algorithm).__name__}.step returned {what}: expected the next state and a dict of "
-        "metrics, (state, {}) if there are none"
+        f"{name} returned {what}: expected the next state and a dict of metrics, (state, {{}}) if "
+        f"there are none{defined_at(algorithm.step)}"
     )
+
+
+def _refuse_no_arrays(function: Callable[..., Any], what: str, tree: Any) -> None:
+    """Leaves of a traced program are arrays and numbers."""
+    for label, leaf in zip(leaf_labels(tree), jax.tree.leaves(tree), strict=True):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            raise TraceError(
+                f"{what} whose {label} is of type {type(leaf).__name__}: expected arrays and "
+                f"numbers{defined_at(function)}"
+            )
 
 
 def source_avals(num_envs: int) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -115,6 +132,7 @@ def trace(
         raise TraceError(
             f"{type(algorithm).__name__}.init returned {type(state).__name__}, which has no field "
             "'params': return a state with one (a NamedTuple or a dataclass pytree)"
+            f"{defined_at(algorithm.init)}"
         )
     index = jax.ShapeDtypeStruct((), np.int32)
     iteration = iteration_function(algorithm, environment, total)
@@ -189,6 +207,7 @@ def _check_state(algorithm: Algorithm, old: Any, new: Any, labels: Sequence[str]
         raise TraceError(
             f"{name}.step returns a state of another structure than {name}.init: "
             f"{jax.tree.structure(new)}, expected {jax.tree.structure(old)}"
+            f"{defined_at(algorithm.step)}"
         )
     for label, before, after in zip(
         labels, jax.tree.leaves(old), jax.tree.leaves(new), strict=True
@@ -197,4 +216,5 @@ def _check_state(algorithm: Algorithm, old: Any, new: Any, labels: Sequence[str]
             raise TraceError(
                 f"{name}.step changes the state's {label} from {before.dtype}{list(before.shape)} "
                 f"to {after.dtype}{list(after.shape)}: a training loop keeps its types"
+                f"{defined_at(algorithm.step)}"
             )

@@ -3,13 +3,14 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import zmq
 
 from fragflow import errors
-from fragflow.errors import RunError
+from fragflow.blame import Elsewhere
+from fragflow.errors import FragflowError, RunError
 from fragflow.remote.doors import Address
 from fragflow.remote.lanes import POLL_MILLISECONDS
 from fragflow.remote.versions import refuse_other
@@ -57,6 +58,8 @@ class RemoteProcess:
         self._line = line
         self._handle = handle
         self._lock = threading.Lock()
+        self._last_error: Mapping[str, str] | None = None
+        """what it said before it ended, while nobody listened"""
 
     def greet(self, deadline: float) -> None:
         """Waits for it to be ready; refuses one of another version."""
@@ -95,8 +98,7 @@ class RemoteProcess:
             on_mark(result)
             answer, result = self._answer()
         if answer == "failed":
-            kind = getattr(errors, result["kind"], RunError)
-            raise kind(result["words"])
+            raise _retold(result)
         if answer == "closed":
             raise Closed
         return result
@@ -156,7 +158,7 @@ class RemoteProcess:
         while not self._errands.empty() and self._lock.acquire(blocking=False):
             try:
                 self._run_errands()
-            except WorkerLost:
+            except FragflowError:
                 return  # whoever needs it will notice
             finally:
                 self._lock.release()
@@ -170,6 +172,7 @@ class RemoteProcess:
         try:
             self._line.say(word, content)
         except zmq.Again:
+            self._check_alive()  # it may have ended meanwhile, and have said why
             raise WorkerLost(f"worker process {self.name} does not listen") from None
 
     @property
@@ -181,4 +184,13 @@ class RemoteProcess:
     def _check_alive(self, is_silent: bool = True) -> None:
         loss = self.loss
         if loss is not None and is_silent:
-            raise WorkerLost(loss)
+            while self._last_error is None and (heard := self._line.hear(0)) is not None:
+                self._last_error = heard[1] if heard[0] == "failed" else None
+            raise WorkerLost(loss) if self._last_error is None else _retold(self._last_error)
+
+
+def _retold(told: Mapping[str, str]) -> FragflowError:
+    """An error of a process, as it has told it."""
+    error: FragflowError = getattr(errors, told["kind"], RunError)(told["words"])
+    error.__cause__ = Elsewhere(told["story"]) if told["story"] else None
+    return error

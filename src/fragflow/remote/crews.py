@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fragflow.blame import judged
 from fragflow.errors import FragflowError, RunError
 from fragflow.graph.ir import Value
 from fragflow.remote.contact import RemoteProcess, WorkerLost
@@ -62,12 +63,12 @@ class RemoteCrew:
         self._begun += 1
         try:
             found = self.process.call("run", (start, count))
-        except RunError as error:
+        except FragflowError as error:
             self._find_lost_partner(error)
             raise
         return {self.workers[name]: metrics for name, metrics in found.items()}
 
-    def _find_lost_partner(self, error: RunError) -> None:
+    def _find_lost_partner(self, error: FragflowError) -> None:
         """Raises the first cause, if it is that a member of the group was lost."""
         deadline = time.monotonic() + FIRST_CAUSE_SECONDS
         while self.partners and time.monotonic() < deadline and not self.process.is_closing:
@@ -92,8 +93,5 @@ class RemoteCrew:
         return known[1]
 
     def error(self, cause: BaseException) -> FragflowError:
-        if isinstance(cause, FragflowError):
-            return cause
-        error = RunError(f"worker process {self.process.name} failed: {cause!r}")
-        error.__cause__ = cause
-        return error
+        where = f"worker process {self.process.name} failed"
+        return judged(cause, is_running=True, where=where)

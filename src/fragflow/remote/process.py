@@ -22,9 +22,10 @@ import numpy as np
 import zmq
 from jax.sharding import Mesh
 
+from fragflow import errors
 from fragflow._jax import REPLICA_AXIS
 from fragflow.api.host import Host
-from fragflow.errors import FragflowError
+from fragflow.blame import has_story, judged, story_of
 from fragflow.graph.kinds import UNIFORM
 from fragflow.remote.doors import Address, Door, Network, open_door
 from fragflow.remote.frames import arrays_of
@@ -236,9 +237,11 @@ class WorkerProcess:
 
 
 def _told(error: BaseException) -> dict[str, str]:
-    is_ours = isinstance(error, FragflowError)
-    words = str(error) if is_ours else "".join(traceback.format_exception(error)).strip()
-    return {"kind": type(error).__name__ if is_ours else "RunError", "words": words}
+    """An error as data: its kind, its message and, where that tells more, the traceback."""
+    made = judged(error, is_running=True)
+    story = story_of(made) if has_story(made) else ""
+    kind = next(cls for cls in type(made).__mro__ if hasattr(errors, cls.__name__))
+    return {"kind": kind.__name__, "words": str(made), "story": story}
 
 
 def serve(
@@ -261,6 +264,10 @@ def serve(
                 line.say("failed", stuck)
     except zmq.Again:
         pass  # nobody listens any more
+    except Exception as error:
+        with contextlib.suppress(zmq.Again):
+            line.say("failed", _told(error))
+        raise
     return False
 
 

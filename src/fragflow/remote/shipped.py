@@ -43,8 +43,16 @@ def ship(draft: Draft, engine: Engine | None) -> Shipped:
     def exported(inline: bool) -> bytes:
         jitted = draft.jitted(inline)
         platforms = [draft.layout.platform]
-        made = export.export(jitted, platforms=platforms, disabled_checks=checks)(*draft.types)
-        return bytes(made.serialize())
+        try:
+            made = export.export(jitted, platforms=platforms, disabled_checks=checks)(*draft.types)
+            return bytes(made.serialize())
+        except NotImplementedError as error:
+            if "callback" not in str(error):
+                raise
+            raise ConfigError(
+                f"{draft.name}, which runs {draft.line}, calls back into Python, which only this "
+                "process can do: leave the callback out, or use --runtime local"
+            ) from error
 
     return Shipped(
         plain=exported(False),

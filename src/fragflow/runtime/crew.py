@@ -5,7 +5,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fragflow.errors import FragflowError, RunError
+from fragflow.blame import GENERATED, judged
+from fragflow.errors import FragflowError
 from fragflow.runtime.layout import on_host
 from fragflow.runtime.schedule import Ask, Get, Keep, Put, Run, Turn
 from fragflow.runtime.script import Script, identifier
@@ -20,7 +21,7 @@ class Crew:
         self.workers = {worker.name: worker for worker in workers}
         self._script = script
         if script is not None:
-            self._file = f"<driver of {', '.join(self.workers)}>"
+            self._file = f"{GENERATED}{', '.join(self.workers)}>"
             scope = self._bound(script)
             exec(compile(script.text, self._file, "exec"), scope)
             self._drive = scope["drive"]
@@ -54,12 +55,10 @@ class Crew:
         """What went wrong, and where."""
         if isinstance(cause, FragflowError):
             return cause
-        last = "".join(traceback.format_exception_only(cause)).strip()
         worker, where = self._where(cause)
         replicas = ",".join(map(str, worker.replicas))
-        error = RunError(f"fragment {worker.name}[{replicas}] failed in {where}: {last}")
-        error.__cause__ = cause
-        return error
+        where = f"fragment {worker.name}[{replicas}] failed in {where}"
+        return judged(cause, is_running=True, where=where)
 
     def _where(self, cause: BaseException) -> tuple[Worker, str]:
         first = next(iter(self.workers.values()))

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from jax import lax
 from fragflow.api.environment import teams_of
 from fragflow.api.host import Host, HostBatch, HostEnvironment, HostStep, has_compiled_step
 from fragflow.api.vector import AnyEnvironment
+from fragflow.blame import defined_at, users_frame, words_of
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph.expendable import host_of
 from fragflow.graph.ir import FDG
@@ -157,7 +157,7 @@ class HostPool:
             step = self.batch.step(np.asarray(action, self._action_type))
         except Exception as error:
             raise self._fault("step", error) from error
-        leaves = jax.tree.leaves(tuple(step))
+        leaves = self._leaves(step)
         self._check("step", leaves, observations=2)
         return [ticket + np.int32(1), self._recorded(np.asarray(record), step), *leaves]
 
@@ -180,7 +180,7 @@ class HostPool:
                 rows, step = self.batch.receive(count)
             except Exception as error:
                 raise self._fault("step", error) from error
-        self._check("step", jax.tree.leaves(tuple(step)), observations=2, rows=rows)
+        self._check("step", self._leaves(step), observations=2, rows=rows)
         return rows, step
 
     def answered(
@@ -228,6 +228,14 @@ class HostPool:
         types = types if method == "reset" else types[2:]
         return types, Range.of(self._environment.observation, types[0].shape)
 
+    def _leaves(self, step: HostStep) -> list[Any]:
+        if not isinstance(step, HostStep):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise EnvironmentFault(
+                f"{self._environment.name} returned {type(step).__name__} from step at step "
+                f"{self._steps}: expected fragflow.HostStep{defined_at(self.batch.step)}"
+            )
+        return jax.tree.leaves(tuple(step))
+
     def _check(
         self,
         method: str,
@@ -241,11 +249,21 @@ class HostPool:
         """
         ids = self.ids if rows is None else [self.ids[row] for row in rows]
         types, bounds = self._expected(method, len(ids))
+        if len(leaves) != len(types):
+            raise EnvironmentFault(
+                f"{self._environment.name} returned {len(leaves)} arrays from {method} at step "
+                f"{self._steps}: expected {len(types)}"
+            )
         before = None
         for k, (leaf, expected) in enumerate(zip(leaves, types, strict=True)):
             if leaf is before:
                 continue  # no episode ended: the next observation is the true successor
             before = leaf
+            if not hasattr(leaf, "dtype"):
+                raise EnvironmentFault(
+                    f"{self._environment.name} returned {type(leaf).__name__} from {method} at "
+                    f"step {self._steps}: expected an array, {expected.dtype}{list(expected.shape)}"
+                )
             if leaf.shape != expected.shape or leaf.dtype != expected.dtype:
                 raise EnvironmentFault(
                     f"{self._environment.name} returned {leaf.dtype}{list(leaf.shape)} from "
@@ -287,10 +305,12 @@ class HostPool:
         if index is not None:
             which, last = f"environment {self.ids[index]}", str(error)
         else:
-            which = "an environment"
-            last = "".join(traceback.format_exception_only(error)).strip()
+            which, last = "an environment", words_of(error)
+        frame = users_frame(error)
+        where = "" if frame is None else f" ({frame.place})"
         return EnvironmentFault(
             f"{self._environment.name}: {which} failed in {method} at step {self._steps}: {last}"
+            f"{where}"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fragflow.blame import first_error, judging
 from fragflow.errors import ConfigError, FragflowError, RunError, did_you_mean
 from fragflow.tools.commands import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.options import (
@@ -19,6 +20,7 @@ from fragflow.tools.options import (
     value_of,
     with_config_file,
 )
+from fragflow.tools.report import line_of, silence_callbacks
 
 if TYPE_CHECKING:
     from fragflow.tools.check import Finding
@@ -32,13 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     debug = DEBUG in words
+    if not debug:
+        silence_callbacks()
     try:
-        return _dispatch([word for word in words if word != DEBUG])
+        with judging(is_running=False):
+            return _dispatch([word for word in words if word != DEBUG])
     except FragflowError as error:
-        if debug:
-            raise
-        print(f"fragflow: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code
+        if not debug:
+            print(f"fragflow: error: {line_of(error)}", file=sys.stderr)
+            return error.exit_code
+        raw = first_error(error)
     except SystemExit as stop:  # the help was printed
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
@@ -52,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         print(f"fragflow: error: {error}", file=sys.stderr)
         return RunError.exit_code
+    raise raw
 
 
 def _drop_output() -> None:

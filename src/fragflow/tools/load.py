@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fragflow.api import Algorithm, Environment
 from fragflow.api.environment import num_agents_of
 from fragflow.api.vector import AnyEnvironment
+from fragflow.blame import judging
 from fragflow.environments.wrappers import wrap
 from fragflow.errors import ConfigError
 from fragflow.graph.trace import init_function
@@ -73,6 +74,7 @@ class Agent:
         self._memory = None
 
 
+@judging(is_running=False)
 def load(
     run_dir: Path | str,
     algorithm: Algorithm | type[Algorithm] | str | None = None,

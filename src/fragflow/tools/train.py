@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from fragflow.api import Algorithm
 from fragflow.api.vector import AnyEnvironment
+from fragflow.blame import judging
 from fragflow.environments import library_of
 from fragflow.environments.wrappers import wrap as wrap_environment
 from fragflow.errors import ConfigError, unknown
@@ -22,6 +23,7 @@ from fragflow.tools.as_before import as_before
 from fragflow.tools.cache import use_compilation_cache
 from fragflow.tools.evaluate import evaluator_for
 from fragflow.tools.progress import Display, Quiet, display_for
+from fragflow.tools.report import reported
 from fragflow.tools.rundir import RunDirectory, sha256_of, versions
 from fragflow.tools.trust import is_known_environment
 from fragflow.tools.watch import Watcher, params_of
@@ -91,6 +93,7 @@ class Result:
         }
 
 
+@reported
 @as_before()
 def train(
     algorithm: Algorithm | type[Algorithm] | str,
@@ -228,6 +231,7 @@ def train(
             directory.discard_if_empty()
 
 
+@judging(is_running=True)
 def _result(
     asked: Mapping[str, Any],
     outcome: Outcome,
