@@ -15,7 +15,7 @@ def run(
     *words: str | Path,
     cwd: Path | None = None,
     variables: Mapping[str, str] | None = None,
-    seconds: float = 280,
+    seconds: float = 600,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command as a user would, who knows nothing of this checkout."""
     ours = ("PYTHONPATH", "JAX_", "XLA_", "NPROC", "CXX")

@@ -18,6 +18,7 @@ from install.fresh import ROOT, run
 
 SOURCE = ROOT / "src/fragflow/ops/native/kernels.cc"
 HEADERS = Path(jaxlib.__file__).parent / "include"
+pytestmark = pytest.mark.timeout(600)
 VERSION = re.compile(r"(#define XLA_FFI_API_MINOR) (\d+)")
 
 

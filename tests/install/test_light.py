@@ -6,6 +6,8 @@ import pytest
 
 from install.fresh import Fresh, constraints, run, wheel
 
+pytestmark = pytest.mark.timeout(900)  # it installs most of a gigabyte
+
 MOST_PACKAGES = 25
 MOST_MEGABYTES = 650
 NOT_NEEDED = ("PIL", "flax", "gymnax", "networkx", "pandas", "matplotlib", "tensorstore")
