@@ -6,6 +6,7 @@ it is built on. Imports nothing heavy: processes that step environments need it 
 
 import contextlib
 import inspect
+import itertools
 import os
 import re
 import sysconfig
@@ -159,7 +160,9 @@ def words_of(error: BaseException) -> str:
     """The error in one line: its type and message."""
     callback = _callback_text(error)
     if callback is not None:
-        return " ".join(_FRAME.split(callback)[-1].split())
+        rest = _FRAME.split(callback)[-1].strip("\n").splitlines()
+        code = itertools.takewhile(lambda line: line.startswith("    "), rest)
+        return " ".join(" ".join(rest[len(list(code)) :]).split())
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     return ": ".join(filter(None, [type(error).__name__, " ".join(message.split())]))
 

@@ -145,6 +145,12 @@ class TestCallbacks:
         assert words_of(error) == "ValueError: a b"
         assert isinstance(judged(error, is_running=False), UserCodeRunError), "it was running"
 
+    def test_with_lines_of_code(self) -> None:
+        text = 'INTERNAL: Traceback (most recent call last):\n  File "/a.py", line 3, in look\n'
+        error = jax.errors.JaxRuntimeError(f"{text}    raise KeyError\n    ^^^^^\nKeyError: 'x'\n")
+        assert words_of(error) == "KeyError: 'x'"
+        assert users_frame(error) == Frame("/a.py", 3, "look")
+
     def test_of_ours(self) -> None:
         error = self.error(planted("def f(x): {}['x']", f"{OURS}/runtime/planted.py"))
         assert "test_blame.py" in str(error), "the caller is on the stack"
