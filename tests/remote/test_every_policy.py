@@ -21,14 +21,16 @@ from fragflow.runtime.devices import needed_devices
 from remote.ray_nodes import WARNINGS, Nodes
 
 pytestmark = WARNINGS
-ALGORITHMS: dict[str, tuple[Any, str]] = {
-    "ppo": (PPO(rollout_length=8, epochs=2, minibatches=2, hidden=(8,)), "CartPole-v1"),
-    "a3c": (A3C(rollout_length=4, hidden=(8,)), "CartPole-v1"),
-    "impala": (IMPALA(rollout_length=4, hidden=(8,)), "CartPole-v1"),
-    "ippo": (IPPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,)), "Tag"),
+FEW: dict[str, Any] = {"agents": 5, "taggers": 2, "neighbours": 2}
+ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "ppo": (PPO(rollout_length=8, epochs=2, minibatches=2, hidden=(8,)), "CartPole-v1", {}),
+    "a3c": (A3C(rollout_length=4, hidden=(8,)), "CartPole-v1", {}),
+    "impala": (IMPALA(rollout_length=4, hidden=(8,)), "CartPole-v1", {}),
+    "ippo": (IPPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,)), "Tag", {}),
     "mappo": (
         MAPPO(rollout_length=8, chunk_length=4, epochs=1, minibatches=2, hidden=(8,), units=8),
         "Tag",
+        FEW,  # what a critic sees grows with their number
     ),
 }
 
@@ -46,10 +48,10 @@ def test_results_are_those_of_threads(
         pytest.importorskip("ray", reason="Ray is an extra")
         nodes: Nodes = request.getfixturevalue("wide_nodes")
         more["cluster"] = Cluster(address=nodes.here.address, token_file=str(nodes.token))
-    learner, environment = ALGORITHMS[algorithm]
+    learner, environment, arguments = ALGORITHMS[algorithm]
     experiment = Experiment(
         algorithm=learner,
-        environment=make_environment(environment),
+        environment=make_environment(environment, **arguments),
         num_envs=8,
         total_steps=3 * 8 * learner.rollout_length,
         seed=3,
