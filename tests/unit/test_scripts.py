@@ -3,14 +3,12 @@
 import ast
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+import private_parameters
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-import private_parameters  # noqa: E402
 
 
 @pytest.mark.parametrize(
