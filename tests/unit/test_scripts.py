@@ -5,8 +5,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import private_parameters
 import pytest
+
+import private_parameters
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
