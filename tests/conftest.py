@@ -5,6 +5,10 @@ import os
 # XLA sizes its CPU thread pool by NPROC. Collectives over virtual devices need one thread per
 # device at the same time and deadlock on machines with few cores. Must be set before JAX starts.
 os.environ.setdefault("NPROC", "16")
+# As runs have it whose JAX has not started before.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1024"
+)
 
 import gc
 import threading

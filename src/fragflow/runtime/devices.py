@@ -1,5 +1,6 @@
 """Makes sure that JAX has as many devices as a policy needs."""
 
+import functools
 import os
 
 import jax
@@ -9,6 +10,10 @@ from fragflow.errors import ConfigError
 from fragflow.policies.policy import Deployment, Place, Policy
 
 MOST_VIRTUAL = 8
+_OPTION = "--xla_backend_extra_options"
+_SMALL_LOOPS = "xla_cpu_small_while_loop_byte_threshold"
+_LARGEST_LOOP = 1024
+"""bytes; what JAX 0.10 takes for small"""
 
 
 def needed_devices(policy: Policy, deployment: Deployment) -> int:
@@ -37,6 +42,7 @@ def compute_in_calling_thread() -> None:
 
 def prepare_devices(policy: Policy, deployment: Deployment) -> None:
     """Asks JAX for virtual CPU devices while it can still be asked; refuses what cannot be."""
+    keep_loops_apart()
     needed = needed_devices(policy, deployment)
     if needed == 1:
         return
@@ -58,6 +64,32 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
             f"{len(jax.devices())}. Call ff.train before any other JAX function, or start Python "
             f"with JAX_NUM_CPU_DEVICES={needed}."
         )
+
+
+def keep_loops_apart() -> None:
+    """Has XLA compile loops operation by operation, if it has not started; workers' XLA too.
+
+    From JAX 0.11 on it makes one function of a small loop, whatever the components in it: their
+    multiplications and additions are then contracted across their boundaries, and the bits of a
+    result depend on where the program was cut.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _SMALL_LOOPS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_OPTION}={_SMALL_LOOPS}={_LARGEST_LOOP}".strip()
+
+
+@functools.cache
+def are_loops_apart() -> bool:
+    """Whether XLA does so: read off a compiled loop of more than the largest small one."""
+    if not has_started():
+        keep_loops_apart()
+    start = jax.ShapeDtypeStruct((_LARGEST_LOOP,), "float32", sharding=_on_cpu())
+    loop = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: 1.5 * y + x, x))
+    return "xla_cpu_small_call" not in loop.lower(start).compile().as_text()
+
+
+def _on_cpu() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
 
 
 def accelerator() -> str:

@@ -4,6 +4,7 @@ from fragflow.api.host import HostEnvironment
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment
 from fragflow.graph.traced import Traced
+from fragflow.runtime.devices import are_loops_apart
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
 
@@ -42,6 +43,11 @@ def equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) 
                 f"rounding: what {line} computes outside components may round differently in "
                 "batches of this size"
             )
+    if len(fdg.fragments) > 1 and not are_loops_apart():
+        return (
+            "rounding: JAX had started before, and XLA computes small loops as a whole (call "
+            "ff.train before any other JAX function for equal bits)"
+        )
     if deterministic:
         return "bitwise"
     different: set[str] = set()

@@ -15,7 +15,7 @@ import jax
 
 from fragflow._jax_process import forget_compilation_cache, setting
 
-VARIABLES = ("NPROC",)
+VARIABLES = ("NPROC", "XLA_FLAGS")
 CACHE = "jax_compilation_cache_dir"
 SETTINGS = (
     CACHE,
