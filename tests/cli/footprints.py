@@ -127,6 +127,8 @@ def settled(measure: Callable[[], list[str]]) -> list[str]:
 
 
 def main(runtime: str) -> None:
+    # Whoever starts tests in the background has this signal ignored, and children inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     report: dict[str, Any] = {}
     for name, changes in ways(runtime).items():
         before, files = state(), open_files()

@@ -278,7 +278,7 @@ def test_nothing_is_left_when_an_observer_fails() -> None:
         def started(self, start: Any) -> None:
             raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(RunError, match="no space left"):
         train(Toy(), observer=Failing())
 
 
