@@ -178,7 +178,7 @@ def machine() -> dict[str, Any]:
     flags = facts.get("flags", "").split()
     widest = [text for flag, text in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags]
     return cpu | {
-        "family": f"{facts.get('cpu family')}/{facts.get('model')}",
+        "family": f"family {facts.get('cpu family')} model {facts.get('model')}",
         "instructions": widest[0] if widest else "SSE",
     }
 

@@ -25,7 +25,11 @@ from measure import HERE
 ROOT = HERE.parent
 RESULTS = HERE / "results" / "learning"
 BLOCK = re.compile(r"<!-- learning: (?P<names>[^>]*?) -->\n(?P<body>.*?)<!-- end -->", re.S)
+STEPS = re.compile(r"--total-steps (\d+)")
 LEVEL = 0.95
+LIBRARIES = {"envpool": "envpool", "gymnasium": "gymnasium", "jaxmarl": "jaxmarl"}
+"""kinds of environments, and whose version counts"""
+TITLES = {"python": "Python", "jax": "JAX", "envpool": "EnvPool", "jaxmarl": "JaxMARL"}
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,12 @@ def summarised(values: Sequence[float]) -> Summary:
 def table(names: Sequence[str], results: Path = RESULTS) -> str:
     """Rows of tasks, and below them where and with what they were measured."""
     lines = ["| | steps | mean return | lowest to highest | seeds |", "|---|---|---|---|---|"]
-    about: list[str] = []
+    about: dict[str, None] = {}
     for name in names:
         task = TASKS[name]
         found = summary(name, task, results)
         rows = [row for row in finished(name, task, results) if row["seed"] in task.seeds]
-        steps = f"{round(rows[0]['env_steps'], -3):,}"
+        steps = f"{int(STEPS.findall(task.command)[0]):,}"
         decimals = 0 if abs(found.mean) >= 100 else 2
         mean, half, low, high = (
             _number(value, decimals)
@@ -89,8 +93,8 @@ def table(names: Sequence[str], results: Path = RESULTS) -> str:
         )
         seeds = _span(task.seeds)
         lines.append(f"| {task.title} | {steps} | {mean} ± {half} | {low} to {high} | {seeds} |")
-        about += [text for text in map(_made_by, rows) if text not in about]
-    return "\n".join([*lines, "", *(f"{text}  " for text in about)])
+        about |= dict.fromkeys(_made_by(task, row) for row in rows)
+    return "\n".join([*lines, "", *about])
 
 
 def _number(value: float, decimals: int) -> str:
@@ -102,15 +106,13 @@ def _span(seeds: Sequence[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}"
 
 
-def _made_by(row: dict[str, Any]) -> str:
+def _made_by(task: Task, row: dict[str, Any]) -> str:
+    """On which machine, with what: whatever may change the figure."""
     machine, versions = row["machine"], row["versions"]
-    cpu = f"{machine['cpu']} ({machine.get('family')}, {machine.get('instructions')})"
-    packages = ", ".join(
-        f"{title} {versions[name]}"
-        for name, title in (("python", "Python"), ("jax", "JAX"), ("libc", ""))
-        if versions.get(name)
-    )
-    return f"{machine['cores']} cores of {cpu}, {packages}".replace("  ", " ") + "."
+    packages = [name for kind, name in LIBRARIES.items() if f"--env {kind}:" in task.command]
+    named = [f"{TITLES.get(name, name)} {versions[name]}" for name in ("python", "jax", *packages)]
+    cpu = [machine["cpu"], *(machine[key] for key in ("family", "instructions") if key in machine)]
+    return f"{machine['cores']} cores of {', '.join(cpu)}; {', '.join([*named, versions['libc']])}."
 
 
 def current(text: str, results: Path = RESULTS) -> str:

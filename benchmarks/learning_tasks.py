@@ -81,7 +81,10 @@ _TRIALS = (
     _trial("`--rollout-length 64`", f"{SMALL_STEPS} --rollout-length 64"),
     _trial("`--no-anneal`", f"{SMALL_STEPS} --no-anneal"),
     _trial("`--max-grad-norm 5`", f"{SMALL_STEPS} --max-grad-norm 5"),
-    _trial("`--clip-value`", f"{SMALL_STEPS} --clip-value"),
+    _trial(
+        "`--learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.92`",
+        "--learning-rate 1e-3 --epochs 10 --minibatches 32 --gamma 0.98 --gae-lambda 0.92",
+    ),
 )
 
 TASKS: dict[str, Task] = {
