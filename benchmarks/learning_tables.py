@@ -92,7 +92,8 @@ def table(names: Sequence[str], results: Path = RESULTS) -> str:
             for value in (found.mean, found.half_width, found.lowest, found.highest)
         )
         seeds = _span(task.seeds)
-        lines.append(f"| {task.title} | {steps} | {mean} ± {half} | {low} to {high} | {seeds} |")
+        spread = (f"{mean} ± {half}", f"{low} to {high}") if found.seeds > 1 else (mean, "")
+        lines.append(f"| {' | '.join((task.title, steps, *spread, seeds))} |")
         about |= dict.fromkeys(_made_by(task, row) for row in rows)
     return "\n".join([*lines, "", *about])
 
@@ -103,7 +104,7 @@ def _number(value: float, decimals: int) -> str:
 
 
 def _span(seeds: Sequence[int]) -> str:
-    return f"{seeds[0]} to {seeds[-1]}"
+    return str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
 
 
 def _made_by(task: Task, row: dict[str, Any]) -> str:
