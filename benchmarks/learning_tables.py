@@ -63,7 +63,10 @@ def finished(name: str, task: Task, results: Path = RESULTS) -> list[dict[str, A
 
 def summary(name: str, task: Task, results: Path = RESULTS) -> Summary:
     rows = finished(name, task, results)
-    return summarised([row[task.metric] for row in rows if row["seed"] in task.seeds])
+    values = [row[task.metric] for row in rows if row["seed"] in task.seeds]
+    if not values:
+        raise SystemExit(f"{name} has no results: run benchmarks/learning.py {name}")
+    return summarised(values)
 
 
 def summarised(values: Sequence[float]) -> Summary:
