@@ -67,7 +67,6 @@ _TRIALS = (
     _trial("`--learning-rate 1e-3`", "--learning-rate 1e-3 --epochs 10 --minibatches 32"),
     _trial("`--hidden 256 256`", f"{SMALL_STEPS} --hidden 256 256", TRIED[:1]),
     _trial("`--rollout-length 64`", f"{SMALL_STEPS} --rollout-length 64"),
-    _trial("`--no-anneal`", f"{SMALL_STEPS} --no-anneal"),
     _trial("`--max-grad-norm 5`", f"{SMALL_STEPS} --max-grad-norm 5"),
     _trial(
         "`--learning-rate 1e-3 --gamma 0.98 --gae-lambda 0.92`",
@@ -175,13 +174,13 @@ TASKS: dict[str, Task] = {
         title="`ippo`, `jaxmarl:MPE_simple_spread_v3`",
         command=SPREAD,
         metric=LAST_TENTH,
-        where=AGENTS,
+        where=None,
     ),
     "ippo-spread-past-limits": Task(
         title="`ippo --past-limits`, `jaxmarl:MPE_simple_spread_v3`",
         command=f"{SPREAD} --past-limits",
         metric=LAST_TENTH,
-        where=AGENTS,
+        where=None,
     ),
     "mappo-spread": Task(
         title="recurrent `mappo`, `jaxmarl:MPE_simple_spread_v3`",
