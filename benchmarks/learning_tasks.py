@@ -38,7 +38,6 @@ MILLION = "--total-steps 1000000"
 ALGORITHMS = "docs/algorithms.md"
 ENVIRONMENTS = "docs/environments.md"
 REPLAY = "docs/replay.md"
-AGENTS = "docs/many-agents.md"
 ASYNC = "--policy single-learner-coarse --sync async --workers 2"
 
 SPREAD = "ippo --env jaxmarl:MPE_simple_spread_v3 --learning-rate 2.5e-4 --total-steps 500000"
@@ -143,7 +142,7 @@ TASKS: dict[str, Task] = {
     "sac-pendulum": Task(
         title="`sac`, Pendulum-v1",
         command="sac --env Pendulum-v1 --total-steps 20000",
-        where=REPLAY,
+        where=None,
     ),
     "sac-halfcheetah": Task(
         title="`sac`, Gymnasium's HalfCheetah-v5",
@@ -168,7 +167,7 @@ TASKS: dict[str, Task] = {
         command="ippo --env Tag --env-arg agents=100 --num-envs 128 --rollout-length 16 "
         "--total-steps 100000 --eval-episodes 20",
         metric=TRAINING,
-        where=AGENTS,
+        where=None,
     ),
     "ippo-spread": Task(
         title="`ippo`, `jaxmarl:MPE_simple_spread_v3`",
