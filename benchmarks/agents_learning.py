@@ -117,7 +117,7 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--algorithm", choices=tuple(OURS), default="mappo")
     add("--jaxmarl", type=Path, help="a checkout of JaxMARL, with its folder baselines")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="a training run for each")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="a training run for each")
     add("--total-steps", type=int, default=2_000_000, help="environment steps per training run")
     add("--only", nargs="+", choices=SIDES, default=list(SIDES), help="others: as in the file")
     add("--json", type=Path, help="where to write the results as data")

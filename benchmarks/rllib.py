@@ -128,7 +128,7 @@ def main() -> None:
     add("--only", choices=list(GAMES), help="one of the games")
     add("--repeats", type=int, default=5, help="samples of each side")
     add("--seconds", type=float, default=10.0, help="about how long a sample takes")
-    add("--seeds", type=int, default=3, help="how often each side learns; 0: not at all")
+    add("--seeds", type=int, default=5, help="how often each side learns; 0: not at all")
     add("--limit", type=float, default=300.0, help="seconds after which learning is given up")
     add("--json", type=Path, help="where to write the results as data")
     options = parser.parse_args()
