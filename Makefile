@@ -63,7 +63,8 @@ $(LEGACY)/.installed: pyproject.toml hatch_build.py requirements-legacy.lock
 	touch $@
 
 test-legacy: $(LEGACY)/.installed ## run the tests of what holds JAX below 0.12: gymnax, jaxmarl
-	PYTHONPATH=src $(LEGACY)/bin/python -m pytest --numprocesses auto --dist loadfile -m "legacy and not slow"
+	PYTHONPATH=src $(LEGACY)/bin/python -m pytest --numprocesses auto --dist loadfile \
+		-m "legacy and not slow" $$(grep -rl --include='test_*.py' 'mark.legacy' tests)
 
 smoke: $(STAMP) ## run a little of everything on the other interpreters that are here
 	$(BIN)/python scripts/matrix.py smoke --not $(VERSION)
