@@ -268,7 +268,7 @@ def test_equal(expression):
         algorithm=Telling(expression), environment=Drift(), num_envs=8, total_steps=3 * 32
     )
     whole, parts = (run(experiment, POLICIES["gpu-only"], workers=w).state.params for w in (1, 2))
-    # A number of bfloat16 has eight binary digits, and moves parameters by a hundredth, three times.
+    # bfloat16 has eight binary digits; such a number moves parameters by a hundredth, three times.
     rounding = 3 * 0.01 * 2**-8 if expression is RIGHT["a mean of narrow rows"] else 1e-7
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=rounding)
 
