@@ -27,7 +27,7 @@ Var = core.Var
 DropVar = core.DropVar
 
 # Source lines name the algorithm's code, not the functions it calls to mark it.
-for _file in ("_jax.py", "api/component.py", "api/reduce.py", "api/vector.py"):
+for _file in ("_jax.py", "api/component.py", "api/reduce.py", "api/rows.py", "api/vector.py"):
     source_info_util.register_exclusion(str(Path(__file__).parent / _file))
 
 REPLICA_AXIS = "replica"
@@ -71,10 +71,11 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def component_of(eqn: Eqn) -> str | None:
     """The name of the component that `eqn` calls, if it calls one."""
-    return _called(eqn, _COMPONENT)
+    return called_as(eqn, _COMPONENT)
 
 
-def _called(eqn: Eqn, prefix: str) -> str | None:
+def called_as(eqn: Eqn, prefix: str) -> str | None:
+    """The rest of the name of the function that `eqn` calls, if it begins with `prefix`."""
     name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
     return name.removeprefix(prefix) if name and name.startswith(prefix) else None
 
@@ -91,7 +92,7 @@ def kernel_call(name: str, function: Callable[..., Any], args: Sequence[Any]) ->
 
 def kernels_in(eqn: Eqn) -> Iterator[tuple[str, ClosedJaxpr]]:
     """The kernels called in `eqn`, at any depth: their names, and what is called."""
-    name = _called(eqn, _KERNEL)
+    name = called_as(eqn, _KERNEL)
     if name is not None:
         yield name, eqn.params["jaxpr"]
     for jaxpr in inner_jaxprs(eqn):
@@ -103,7 +104,7 @@ def with_kernels(eqn: Eqn, other: Callable[[str, ClosedJaxpr], ClosedJaxpr | Non
     """`eqn` with other programs in the place of kernels, where `other` has one."""
 
     def change(inner: Eqn) -> list[Eqn]:
-        name = _called(inner, _KERNEL)
+        name = called_as(inner, _KERNEL)
         closed = other(name, inner.params["jaxpr"]) if name is not None else None
         return [inner.replace(params={**inner.params, "jaxpr": closed}) if closed else inner]
 
@@ -294,6 +295,17 @@ def called_by(eqn: Eqn) -> ClosedJaxpr | None:
     if eqn.primitive.name not in CALLS:
         return None
     return closed_jaxpr(eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"])
+
+
+def linear_solve_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
+    """What a `custom_linear_solve` runs, and which of its inputs that takes."""
+    lengths = eqn.params["const_lengths"]
+    before = lengths.matvec + lengths.vecmat
+    consts = range(before, before + lengths.solve)
+    return (
+        closed_jaxpr(eqn.params["jaxprs"].solve),
+        (*consts, *range(sum(lengths), len(eqn.invars))),
+    )
 
 
 def num_turns(eqn: Eqn) -> int | None:
