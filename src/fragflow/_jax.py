@@ -314,6 +314,18 @@ def solver_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
     return closed_jaxpr(jaxprs.solve), (*consts, *range(sum(lengths), len(eqn.invars)))
 
 
+def constants_of(eqn: Eqn) -> Iterator[Any]:
+    """The arrays that programs within `eqn` close over, at any depth, and large literals."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, ClosedJaxpr):
+                yield from inner.consts
+    for jaxpr in inner_jaxprs(eqn):
+        for inner_eqn in jaxpr.eqns:
+            yield from (v.val for v in inner_eqn.invars if isinstance(v, Literal))
+            yield from constants_of(inner_eqn)
+
+
 def with_programs(eqn: Eqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Eqn:
     """`eqn` with other programs in the place of those in its parameters."""
 

@@ -18,13 +18,11 @@ from fragflow.graph.relation import holds, relation
 Found = tuple[Eqn, list[np.ndarray]]
 
 
-def culprit(
-    whole: Stage, parts: Stage, fdg: FDG, first: Callable[[Stage], Values]
-) -> str | None:
+def culprit(whole: Stage, parts: Stage, fdg: FDG, first: Callable[[Stage], Values]) -> str | None:
     """`primitive at file:line` of the user; None if no operation by itself is to blame."""
     undivided: dict[str, list[Found]] = {}
     for seen, values in _played(whole, first):
-        undivided.setdefault(seen.path, []).append((seen.eqn, values))
+        undivided.setdefault(seen.path, []).append((seen.eqn, [x[0] for x in values]))
     outputs = {n.path: n.outputs for n in walk((fdg.program.loop,)) if isinstance(n, Op)}
     together: dict[tuple[str, str], list[Found]] = {}
     for seen, values in _played(parts, first):
@@ -66,9 +64,7 @@ def _described(eqn: Eqn, call: Eqn) -> str:
     return f"{eqn.primitive.name} at {line}" if line else eqn.primitive.name
 
 
-def _played(
-    stage: Stage, first: Callable[[Stage], Values]
-) -> list[tuple[Seen, list[np.ndarray]]]:
+def _played(stage: Stage, first: Callable[[Stage], Values]) -> list[tuple[Seen, list[np.ndarray]]]:
     """Every equation, in order, with its results, replicas first."""
     kept: list[Seen] = []
 
@@ -76,9 +72,7 @@ def _played(
         seen: list[Seen] = []
         play(stage, values, seen)
         kept[:] = seen
-        return [
-            [held.apart(stage.actors[s.actor].replicas) for held in s.values] for s in seen
-        ]
+        return [[held.apart(stage.actors[s.actor].replicas) for held in s.values] for s in seen]
 
     made = compiled(lambda: run(first(stage)))()
     return [

@@ -163,9 +163,7 @@ def _reduced(operation: str, args: Sequence[Any], axis: str) -> list[Any]:
 def _widened(eqn: Eqn, setting: Setting) -> Eqn:
     """An equation that takes and gives wide types."""
     changed = {
-        name: wide_type(eqn.params[name])
-        for name in _TYPES
-        if eqn.params.get(name) is not None
+        name: wide_type(eqn.params[name]) for name in _TYPES if eqn.params.get(name) is not None
     }
     if "preferred_element_type" in changed:
         changed["precision"] = None  # of narrow types; there is one for wide ones

@@ -206,10 +206,10 @@ class _Play:
             function = jax.vmap(function, axes, axis_name=AXIS, axis_size=actor.replicas)
         results, taps = function(ids.array, *(h.array for h in held))
         if self.seen is not None:
-            self.seen += [
+            self.seen.extend(
                 Seen(name, op.path, e, [Held(v, is_apart) for v in made])
                 for e, made in zip(inside, taps, strict=True)
-            ]
+            )
         return [Held(r, is_apart) for r in results]
 
     def _loop(self, path: str, waiting: Mapping[str, list[Node]], name: str) -> bool:
@@ -244,7 +244,9 @@ class _Play:
                 for c, array in zip(loop.carries, carry[name], strict=True):
                     inner.values[name][c.inside] = Held(array, is_apart)
                 for s, array in zip(loop.slices, xs[name], strict=True):
-                    inner.values[name][s.inside] = Held(array, self.values[name][s.outside].is_apart)
+                    inner.values[name][s.inside] = Held(
+                        array, self.values[name][s.outside].is_apart
+                    )
             inner.block({name: loop.body for name, loop in loops.items()})
             made, kept[:] = [], []
             for name, loop in loops.items():

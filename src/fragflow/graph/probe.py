@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow._jax import component_of, inner_jaxprs, is_key, raw_key
+from fragflow._jax import component_of, inner_jaxprs, is_key, raw_key, wrapped_key
 from fragflow.api.vector import EnvState
-from fragflow.errors import FragflowError, ReplicaError, TraceError
+from fragflow.errors import ReplicaError
 from fragflow.graph.build import build
 from fragflow.graph.culprit import culprit
 from fragflow.graph.double import Setting, compiled, evaluate, in_double, wide
@@ -62,6 +62,8 @@ class Trial:
     program: Program
     actors: tuple[Actor, ...]
     """the graph's fragments"""
+    first: Sequence[Any] | None = None
+    """leaves of a first state of at least as many environments"""
     environments: Environments = "cheaper"
 
     @property
@@ -93,16 +95,21 @@ def probe(
     fdg: FDG,
     source: Traced,
     *,
+    first: Sequence[Any] | None = None,
     open_all: bool = False,
     environments: Environments = "cheaper",
 ) -> Verdict:
     """Tries `fdg`; ReplicaError if its replicas do not compute what the undivided program does.
 
-    `source` is what was cut; `open_all` if it was cut for canonical blocks.
+    `source` is what was cut, `first` the leaves of the first state, if they have been made;
+    `open_all` if it was cut for canonical blocks.
     """
+    # What is tried is what runs: it is traced before there are wider types.
+    trial = replace(arranged(fdg, source, open_all), first=first, environments=environments)
+    if first is None:
+        trial.source.init_at(trial.source.extent)
     with in_double():
-        trial = arranged(fdg, source, open_all)
-        return _tried(replace(trial, environments=environments))
+        return _tried(trial)
 
 
 def arranged(fdg: FDG, source: Traced, open_all: bool = False) -> Trial:
@@ -118,14 +125,12 @@ def arranged(fdg: FDG, source: Traced, open_all: bool = False) -> Trial:
             continue
         if _structure(program) == _structure(fdg.program):
             return Trial(fdg=fdg, source=small, program=program, actors=actors)
-    actors = tuple(
-        _actor(f, f.replicas, fdg.program.num_envs) for f in fdg.fragments.values()
-    )
+    actors = tuple(_actor(f, f.replicas, fdg.program.num_envs) for f in fdg.fragments.values())
     return Trial(fdg=fdg, source=source, program=fdg.program, actors=actors)
 
 
 def _sizes(fdg: FDG) -> Iterator[tuple[int, int]]:
-    """Numbers of replicas, at most, and of environments each; the likeliest to show things first."""
+    """Numbers of replicas, at most, and of environments each; the sharpest come first."""
     lengths = {length for length in _lengths(fdg.program) if length > 1}
     rows = sorted(ROWS, key=lambda n: sum(length % n == 0 for length in lengths))
     for count in rows:
@@ -173,7 +178,7 @@ def _built(fdg: FDG, source: Traced, actors: Sequence[Actor], open_all: bool) ->
 
 
 def _structure(program: Program) -> list[tuple[Any, ...]]:
-    """What must be the same at all sizes, so that what is known of one program holds for another."""
+    """What must be the same at all sizes: what is known of one program then holds for another."""
     return [
         (n.path, n.eqn.primitive.name, n.inputs, n.outputs)
         if isinstance(n, Op)
@@ -201,11 +206,12 @@ def _tried(trial: Trial) -> Verdict:
         whole = programs.whole(state, index)
         parts = programs.parts(state, index)
         leaves = len(whole)
-        for label, a, (held, replicas) in pairs(trial, whole, parts):
-            found = compared(a, held, replicas)
+        for label, a, b in pairs(trial, whole, parts):
+            found = compared(a, b)
             if found > TOLERANCE:
-                line = culprit(trial.whole(), trial.parts(), trial.fdg, programs.first(state, index))
-                raise _difference(trial, label, a, held, replicas, line, states)
+                both = trial.whole(), trial.parts()
+                line = culprit(*both, trial.fdg, programs.first(state, index))
+                raise _difference(trial, label, a, b, line, states)
             worst = max(worst, found)
         states += 1
     return Verdict(states=states, leaves=leaves, worst=worst)
@@ -226,10 +232,11 @@ class Programs:
             "steps_per_iteration": np.asarray(steps, np.int32),
             "total_iterations": np.asarray(2 * self._late, np.int32),
         }
-        closed, init = self._trace.closed, trial.source.init_at(trial.source.extent)
+        closed = self._trace.closed
 
         def begin(sources: Mapping[str, Any]) -> list[Any]:
             arguments = [sources["run_key"], sources["env_ids"]]
+            init = trial.source.init_at(trial.source.extent)
             return evaluate(init, arguments, replace(setting, ids=sources["env_ids"]))
 
         def whole(state: Sequence[Any], index: Any, sources: Mapping[str, Any]) -> list[Any]:
@@ -246,11 +253,20 @@ class Programs:
 
     def states(self) -> Iterator[tuple[list[Any], Any]]:
         """States to begin from, and in which iteration: the first, the next two, and any other."""
-        state = self._begin(self._sources)
+        state = self._begin(self._sources) if self._trial.first is None else self._given()
         for index in range(3):
             yield state, np.int32(index)
             state = self.whole(state, np.int32(index))[: len(state)]
         yield self._disturbed(state), np.int32(self._late)
+
+    def _given(self) -> list[Any]:
+        """Of the first state that a run has made, the first environments."""
+        avals = [v.aval for v in self._trace.closed.jaxpr.invars]
+        leaves = []
+        for x, aval in zip(self._trial.first or (), avals, strict=False):
+            leaf = wrapped_key(x, aval) if is_key(aval) and not is_key(x) else jnp.asarray(x)
+            leaves.append(wide(leaf[tuple(slice(0, n) for n in aval.shape)]))
+        return leaves
 
     def whole(self, state: Sequence[Any], index: Any) -> list[Any]:
         """All leaves of the next state, then of the metrics."""
@@ -302,13 +318,12 @@ def results(stage: Stage, values: Any) -> dict[str, tuple[list[Any], list[Any]]]
 
 
 def _out(held: Held, actor: Actor) -> Any:
-    array = held.apart(actor.replicas) if actor.replicas > 1 else held.array[None]
-    return array
+    return held.apart(actor.replicas) if actor.replicas > 1 else held.array[None]
 
 
 def pairs(
     trial: Trial, whole: Sequence[Any], parts: Mapping[str, tuple[Sequence[Any], Sequence[Any]]]
-) -> Iterator[tuple[str, np.ndarray, tuple[np.ndarray, int]]]:
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """What is compared: each leaf, its whole, and all that a fragment's replicas have of it."""
     loop = trial.program.loop
     labels = trial.program.labels
@@ -318,10 +333,10 @@ def pairs(
         carries, stacks = parts[actor.name]
         for c, held in zip(actor.loop.carries, carries, strict=True):
             label = f"the state's {labels[c.inside]}"
-            yield label, plain(whole[state[c.inside]]), (plain(held), actor.replicas)
+            yield label, plain(whole[state[c.inside]]), plain(held)
         for s, held in zip(actor.loop.stacks, stacks, strict=True):
             label = f"the metric {labels[s.outside].removeprefix('0.')}"
-            yield label, plain(whole[metrics[s.outside]]), (plain(held), actor.replicas)
+            yield label, plain(whole[metrics[s.outside]]), plain(held)
 
 
 def plain(x: Any) -> np.ndarray:
@@ -329,9 +344,8 @@ def plain(x: Any) -> np.ndarray:
     return np.asarray(raw_key(x) if is_key(x) else x)
 
 
-def compared(whole: np.ndarray, parts: np.ndarray, replicas: int) -> float:
+def compared(whole: np.ndarray, parts: np.ndarray) -> float:
     """How far the parts are from the whole, of which each has a slice, or all."""
-    del replicas
     sized = [i for i, (a, b) in enumerate(zip(whole.shape, parts.shape[1:], strict=True)) if a != b]
     if not sized:
         return max(distance(whole, part) for part in parts)
@@ -346,11 +360,9 @@ def _difference(
     label: str,
     whole: np.ndarray,
     parts: np.ndarray,
-    replicas: int,
     line: str | None,
     state: int,
 ) -> ReplicaError:
-    del replicas
     a, b = _worst_entry(whole, parts)
     counts = "/".join(str(actor.replicas) for actor in trial.actors)
     when = "a state in general position" if state == 3 else f"iteration {state}"
@@ -361,8 +373,8 @@ def _difference(
     )
     return ReplicaError(
         f"{label} is {b} with replicas and {a} without (tried with {trial.num_envs} environments "
-        f"and {counts} replicas, from {when}).{blame} Under replicas only per-environment work, and "
-        "reductions with ff.all_..., are allowed."
+        f"and {counts} replicas, from {when}).{blame} Under replicas only per-environment work, "
+        "and reductions with ff.all_..., are allowed."
     )
 
 
@@ -378,16 +390,3 @@ def _worst_entry(whole: np.ndarray, parts: np.ndarray) -> tuple[str, str]:
             where = np.unravel_index(np.argmax(gap), whole.shape)
             return f"{whole[where]:.7g}", f"{other[where]:.7g}"
     return "equal", "equal"
-
-
-__all__ = [
-    "Environments",
-    "FragflowError",
-    "Programs",
-    "TraceError",
-    "Trial",
-    "Verdict",
-    "arranged",
-    "is_divided",
-    "probe",
-]

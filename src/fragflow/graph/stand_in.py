@@ -41,20 +41,27 @@ def stand_in(environment: Any, plays_jax: bool) -> Answer:
 
     def answer(eqn: Eqn, args: Sequence[Any], ids: Any) -> list[Any] | None:
         if eqn.primitive in (host_call_p, host_program_p):
-            return _of_host(eqn, args, ids, spaces.observation)
+            method = eqn.params.get("method", "compiled_step")
+            types = [v.aval for v in eqn.outvars]
+            return host_answer(method, args, ids, types, spaces.observation)
         name = component_of(eqn) or ""
-        if not plays_jax or not name.startswith("environment.") or contains_host_call(eqn) or any(hosts_compiled_into(eqn)):
+        if (
+            not plays_jax
+            or not name.startswith("environment.")
+            or contains_host_call(eqn)
+            or any(hosts_compiled_into(eqn))
+        ):
             return None
         return _of_jax(eqn, args, spaces.observation)
 
     return answer
 
 
-def _of_host(eqn: Eqn, args: Sequence[Any], ids: Any, space: Space) -> list[Any]:
-    """A host has the state of its environments: their indices and the step's number stand for it."""
-    method = eqn.params.get("method", "compiled_step")
+def host_answer(
+    method: str, args: Sequence[Any], ids: Any, types: Sequence[Any], space: Space
+) -> list[Any]:
+    """A host keeps its environments' state: their indices and the step's number stand for it."""
     draws = _Draws([ids, *args])
-    types = [v.aval for v in eqn.outvars]
     if method == "reset":
         return [draws.of_space(space, types[0])]
     ticket, record = args[0] + 1, [args[1] + draws.numbers(types[1])] if method == "step" else []
@@ -62,7 +69,7 @@ def _of_host(eqn: Eqn, args: Sequence[Any], ids: Any, space: Space) -> list[Any]
 
 
 def _of_jax(eqn: Eqn, args: Sequence[Any], space: Space) -> list[Any]:
-    """A row has its keys, which differ from step to step; results that nobody reads are not there."""
+    """A row has keys, which differ from step to step. Results that nobody reads are not there."""
     draws = _Draws(args)
     is_step = component_of(eqn) == "environment.step"
     results = []
