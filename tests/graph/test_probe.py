@@ -15,7 +15,6 @@ from fragflow.algorithms.dqn import DQN
 from fragflow.algorithms.ippo import IPPO
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
-from fragflow.environments.tag import Tag
 from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
 from fragflow.graph.double import Setting, evaluate, in_double, wide
@@ -70,7 +69,7 @@ def test_what_is_right_passes(policy: str, workers: int, learners: int) -> None:
 
 CASES = {
     "ppo": (PPO(rollout_length=4, epochs=1, minibatches=2, hidden=(8,)), "CartPole-v1"),
-    "dqn": (DQN(batch_size=16, capacity=64, hidden=(8,)), "CartPole-v1"),
+    "dqn": (DQN(batch_size=16, buffer_size=128, hidden=(8,)), "CartPole-v1"),
 }
 
 
@@ -90,7 +89,7 @@ def test_algorithms_pass(algorithm: str, policy: str) -> None:
 
 
 def test_learners_with_some_of_the_agents_pass() -> None:
-    game = Tag(chasers=4, runners=2)
+    game = make_environment("Tag", agents=6, taggers=2, neighbours=3)
     algorithm = IPPO(rollout_length=4, epochs=1, minibatches=1, hidden=(8,))
     fdg, source = graph(algorithm, "agents", game, workers=2, learners=2)
     assert probe(fdg, source).worst < 1e-12
@@ -165,15 +164,14 @@ def test_a_run_s_first_state_will_do() -> None:
     assert probe(fdg, source, first=first).worst < 1e-13
 
 
-@dataclass(frozen=True)
 class Absent:
     """An environment on the host that cannot be opened."""
 
-    name: str = "absent"
-    observation: ff.Space = ff.Box(shape=(3,), low=-2.0, high=3.0)
-    action: ff.Space = ff.Discrete(n=2)
-    has_mask: bool = False
-    draws_apart: bool = True
+    name = "absent"
+    observation = ff.Box(shape=(3,), low=-2.0, high=3.0)
+    action = ff.Discrete(n=2)
+    has_mask = False
+    draws_apart = True
 
     def open(self, ids: Any) -> Any:
         raise AssertionError(ids)
@@ -254,7 +252,9 @@ def test_programs_are_evaluated_in_double_precision(name: str) -> None:
     closed = jax.make_jaxpr(FUNCTIONS[name])(x)
     expected = jax.tree.leaves(FUNCTIONS[name](x))
     with in_double():
-        given = [np.asarray(r) for r in jax.jit(lambda x: evaluate(closed, [x], Setting()))(wide(x))]
+        given = [
+            np.asarray(r) for r in jax.jit(lambda x: evaluate(closed, [x], Setting()))(wide(x))
+        ]
     for a, b in zip(given, expected, strict=True):
         assert a.dtype == (np.float64 if b.dtype.kind == "f" else b.dtype)
         np.testing.assert_allclose(a, b, rtol=2e-2 if name == "narrow types" else 1e-4, atol=1e-5)

@@ -92,14 +92,14 @@ WRONG: dict[str, Expression] = {
     "a variance": lambda x, n, key: ff.all_mean(jnp.var(x, 0)),
     "a softmax": lambda x, n, key: ff.all_sum(jnp.sum(jax.nn.softmax(x, 0) * x, 0)),
     "a product": lambda x, n, key: ff.all_mean(jnp.mean(x, 0) * jnp.mean(x**2, 0)),
-    "shared noise": lambda x, n, key: ff.all_mean(
-        jnp.mean(jax.random.normal(key, (n, 3)) * x, 0)
-    ),
+    "shared noise": lambda x, n, key: ff.all_mean(jnp.mean(jax.random.normal(key, (n, 3)) * x, 0)),
     "the best one": lambda x, n, key: jnp.argmax(x[:, 0]).astype(jnp.float32) * jnp.ones(3) / 9,
     "wired by size": swapped,
     "as long as any": as_long_as_any,
     "in a loop": stepwise,
-    "not a number": lambda x, n, key: ff.all_max(jnp.nanmax(jnp.sqrt(jnp.mean(x, 0)))) * jnp.ones(3),
+    "not a number": lambda x, n, key: (
+        ff.all_max(jnp.nanmax(jnp.sqrt(jnp.mean(x, 0)))) * jnp.ones(3)
+    ),
 }
 
 LATER = frozenset({"a count", "wired by size", "sorted counts", "a sum as a mean"})

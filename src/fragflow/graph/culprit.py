@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fragflow._jax import Eqn, is_key, raw_key, source_line
+from fragflow._jax import Eqn, is_key, plain_aval, raw_key, source_line
 from fragflow.graph.double import compiled
 from fragflow.graph.ir import FDG, Op, Value, walk
 from fragflow.graph.play import Seen, Stage, Values, play
@@ -27,33 +27,48 @@ def culprit(whole: Stage, parts: Stage, fdg: FDG, first: Callable[[Stage], Value
     together: dict[tuple[str, str], list[Found]] = {}
     for seen, values in _played(parts, first):
         together.setdefault((seen.actor, seen.path), []).append((seen.eqn, values))
-    for (actor, path), found in together.items():
-        expected = undivided.get(path, [])
-        if len(expected) != len(found):
-            return _described(found[-1][0], found[-1][0])
-        if not _is_as_claimed(fdg, actor, outputs[path], expected[-1][1], found[-1][1]):
-            call = found[-1][0]
-            return _described(_first_unrelated(expected, found) or call, call)
+    # What goes wrong in a loop's first step soon goes wrong in all that the later ones do.
+    for only_first_steps in (True, False):
+        for (actor, path), found in together.items():
+            pairs = [
+                (eqn, _results(eqn, a, b, only_first_steps))
+                for (_, a), (eqn, b) in zip(undivided.get(path, []), found, strict=False)
+            ]
+            call, results = found[-1][0], pairs[-1][1] if pairs else []
+            if len(undivided.get(path, [])) != len(found):
+                return _described(call, call)
+            if not _is_as_claimed(fdg, actor, outputs[path], results):
+                return _described(_first_unrelated(pairs) or call, call)
     return None
 
 
-def _is_as_claimed(
-    fdg: FDG,
-    actor: str,
-    names: Sequence[Value | None],
-    whole: Sequence[np.ndarray],
-    parts: Sequence[np.ndarray],
-) -> bool:
+Pairs = list[tuple[np.ndarray, np.ndarray]]
+"""results as they are in the whole, and of each replica"""
+
+
+def _results(
+    eqn: Eqn, whole: Sequence[np.ndarray], parts: Sequence[np.ndarray], only_first_steps: bool
+) -> Pairs:
+    """An equation's results; within loops of all their steps, which come first, or of the first."""
+    pairs: Pairs = []
+    for variable, a, b in zip(eqn.outvars, whole, parts, strict=True):
+        loops = b.ndim - 1 - len(plain_aval(variable.aval).shape)
+        first = (0,) * (loops if only_first_steps else 0)
+        pairs.append((a[first], b[(slice(None), *first)]))
+    return pairs
+
+
+def _is_as_claimed(fdg: FDG, actor: str, names: Sequence[Value | None], results: Pairs) -> bool:
     kinds = fdg.kinds[actor]
     return all(
         name is None or holds(kinds.get(name), a, b)
-        for name, a, b in zip(names, whole, parts, strict=True)
+        for name, (a, b) in zip(names, results, strict=True)
     )
 
 
-def _first_unrelated(expected: Sequence[Found], found: Sequence[Found]) -> Eqn | None:
-    for (_, whole), (eqn, parts) in zip(expected, found, strict=True):
-        if any(relation(a, b) is None for a, b in zip(whole, parts, strict=True)):
+def _first_unrelated(pairs: Sequence[tuple[Eqn, Pairs]]) -> Eqn | None:
+    for eqn, results in pairs:
+        if any(relation(a, b) is None for a, b in results):
             return eqn
     return None
 

@@ -33,7 +33,7 @@ from fragflow._jax import (
 )
 
 Taps = list[tuple[Eqn, list[Any]]]
-"""equations, and what they gave; in a loop, at every step, one after the other"""
+"""equations, and what they gave; in a loop, at every step in the order of time"""
 
 _IN_OWN_TYPES = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call")
 _TYPES = ("new_dtype", "dtype", "preferred_element_type")
@@ -197,7 +197,9 @@ def _scan(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) ->
         step, list(first), list(slices), length=scan.length, reverse=scan.reverse
     )
     if taps is not None:
-        taps += zip(inside, seen, strict=True)
+        # Steps in the order of time.
+        rows_of = [[jnp.flip(r, 0) if scan.reverse else r for r in results] for results in seen]
+        taps += zip(inside, rows_of, strict=True)
     return [*carry, *rows]
 
 

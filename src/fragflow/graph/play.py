@@ -279,7 +279,7 @@ class _Play:
         if self.seen is not None:
             for entry, arrays in zip(seen, tapped, strict=True):
                 rows = [
-                    _replicas_first(array, held.is_apart)
+                    _replicas_first(jnp.flip(array, 0) if one.reverse else array, held.is_apart)
                     for array, held in zip(arrays, entry.values, strict=True)
                 ]
                 self.seen.append(replace(entry, values=rows))
