@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend import core
 
 import fragflow as ff
 from fragflow.algorithms.dqn import DQN
@@ -160,7 +161,7 @@ def test_a_run_s_first_state_will_do() -> None:
     fdg, source = graph(Small(), num_envs=16)
     closed = source.init_at(source.extent)
     key = jax.random.key_data(jax.random.key(3))
-    first = jax.jit(jax.core.jaxpr_as_fun(closed))(key, jnp.arange(16, dtype=jnp.int32))
+    first = jax.jit(core.jaxpr_as_fun(closed))(key, jnp.arange(16, dtype=jnp.int32))
     assert probe(fdg, source, first=first).worst < 1e-13
 
 
@@ -250,7 +251,7 @@ FUNCTIONS = {
 def test_programs_are_evaluated_in_double_precision(name: str) -> None:
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     closed = jax.make_jaxpr(FUNCTIONS[name])(x)
-    expected = jax.tree.leaves(FUNCTIONS[name](x))
+    expected = jax.tree.leaves(FUNCTIONS[name](jnp.asarray(x)))
     with in_double():
         given = [
             np.asarray(r) for r in jax.jit(lambda x: evaluate(closed, [x], Setting()))(wide(x))

@@ -5,60 +5,80 @@ results of all equations kept.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from fragflow._jax import Eqn, is_key, plain_aval, raw_key, source_line
+from fragflow._jax import is_key, plain_aval, raw_key, source_line
 from fragflow.graph.double import compiled
 from fragflow.graph.ir import FDG, Op, Value, walk
 from fragflow.graph.play import Seen, Stage, Values, play
 from fragflow.graph.relation import holds, relation
 
-Found = tuple[Eqn, list[np.ndarray]]
+Look = Literal["first steps", "all steps", "unreduced"]
+"""What goes wrong in a loop's first step soon goes wrong in all that its later ones do, so first
+steps are looked at first. If all operations are as claimed, a claim was wrong: then the first that
+is neither equal nor a slice is the one that should have been reduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """What an equation gave in the whole, and in each replica."""
+
+    seen: Seen
+    whole: Sequence[np.ndarray]
+    parts: Sequence[np.ndarray]
+
+    def results(self, look: Look) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Within loops, steps come first: all of them, or the first."""
+        pairs = []
+        for variable, a, b in zip(self.seen.eqn.outvars, self.whole, self.parts, strict=True):
+            loops = a.ndim - len(plain_aval(variable.aval).shape)
+            first = (0,) * (loops if look == "first steps" else 0)
+            pairs.append((a[first], b[(slice(None), *first)]))
+        return pairs
+
+    def is_related(self, look: Look) -> bool:
+        known = [relation(a, b) for a, b in self.results(look)]
+        return all(found in ("equal", "slices") for found in known) or (
+            look != "unreduced" and None not in known
+        )
 
 
 def culprit(whole: Stage, parts: Stage, fdg: FDG, first: Callable[[Stage], Values]) -> str | None:
     """`primitive at file:line` of the user; None if no operation by itself is to blame."""
-    undivided: dict[str, list[Found]] = {}
+    undivided: dict[str, list[list[np.ndarray]]] = {}
     for seen, values in _played(whole, first):
-        undivided.setdefault(seen.path, []).append((seen.eqn, [x[0] for x in values]))
+        undivided.setdefault(seen.path, []).append([x[0] for x in values])
     outputs = {n.path: n.outputs for n in walk((fdg.program.loop,)) if isinstance(n, Op)}
-    together: dict[tuple[str, str], list[Found]] = {}
+    divided: dict[tuple[str, str], list[tuple[Seen, list[np.ndarray]]]] = {}
     for seen, values in _played(parts, first):
-        together.setdefault((seen.actor, seen.path), []).append((seen.eqn, values))
-    # What goes wrong in a loop's first step soon goes wrong in all that the later ones do.
-    for only_first_steps in (True, False):
-        for (actor, path), found in together.items():
-            pairs = [
-                (eqn, _results(eqn, a, b, only_first_steps))
-                for (_, a), (eqn, b) in zip(undivided.get(path, []), found, strict=False)
+        divided.setdefault((seen.actor, seen.path), []).append((seen, values))
+    looks: tuple[Look, ...] = ("first steps", "all steps", "unreduced")
+    for look in looks:
+        for (actor, path), made in divided.items():
+            operation = made[-1][0]
+            if len(undivided.get(path, [])) != len(made):
+                return _described(operation, operation)
+            equations = [
+                _Both(seen, a, b) for (seen, b), a in zip(made, undivided[path], strict=True)
             ]
-            call, results = found[-1][0], pairs[-1][1] if pairs else []
-            if len(undivided.get(path, [])) != len(found):
-                return _described(call, call)
-            if not _is_as_claimed(fdg, actor, outputs[path], results):
-                return _described(_first_unrelated(pairs) or call, call)
+            inner = next((e.seen for e in equations if not e.is_related(look)), None)
+            if look == "unreduced":
+                if inner is not None:
+                    return _described(inner, operation)
+            elif not _is_as_claimed(fdg, actor, outputs[path], equations[-1].results(look)):
+                return _described(inner or operation, operation)
     return None
 
 
-Pairs = list[tuple[np.ndarray, np.ndarray]]
-"""results as they are in the whole, and of each replica"""
-
-
-def _results(
-    eqn: Eqn, whole: Sequence[np.ndarray], parts: Sequence[np.ndarray], only_first_steps: bool
-) -> Pairs:
-    """An equation's results; within loops of all their steps, which come first, or of the first."""
-    pairs: Pairs = []
-    for variable, a, b in zip(eqn.outvars, whole, parts, strict=True):
-        loops = b.ndim - 1 - len(plain_aval(variable.aval).shape)
-        first = (0,) * (loops if only_first_steps else 0)
-        pairs.append((a[first], b[(slice(None), *first)]))
-    return pairs
-
-
-def _is_as_claimed(fdg: FDG, actor: str, names: Sequence[Value | None], results: Pairs) -> bool:
+def _is_as_claimed(
+    fdg: FDG,
+    actor: str,
+    names: Sequence[Value | None],
+    results: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> bool:
     kinds = fdg.kinds[actor]
     return all(
         name is None or holds(kinds.get(name), a, b)
@@ -66,17 +86,12 @@ def _is_as_claimed(fdg: FDG, actor: str, names: Sequence[Value | None], results:
     )
 
 
-def _first_unrelated(pairs: Sequence[tuple[Eqn, Pairs]]) -> Eqn | None:
-    for eqn, results in pairs:
-        if any(relation(a, b) is None for a, b in results):
-            return eqn
-    return None
-
-
-def _described(eqn: Eqn, call: Eqn) -> str:
-    # Inside a library's function there may be no line of the user's: then it is the call's.
-    line = source_line(eqn) or source_line(call)
-    return f"{eqn.primitive.name} at {line}" if line else eqn.primitive.name
+def _described(seen: Seen, operation: Seen) -> str:
+    """Inside a library's function there may be no line of the user's: then it is a call's."""
+    around = source_line(operation.eqn)
+    lines = [source_line(eqn) for eqn in (seen.eqn, *reversed(seen.calls))]
+    line = next((line for line in lines if line not in ("", around)), around)
+    return f"{seen.eqn.primitive.name} at {line}" if line else seen.eqn.primitive.name
 
 
 def _played(stage: Stage, first: Callable[[Stage], Values]) -> list[tuple[Seen, list[np.ndarray]]]:

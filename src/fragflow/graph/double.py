@@ -7,8 +7,8 @@ foreign functions) is computed in its own types.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,17 @@ from fragflow._jax import (
     with_programs,
 )
 
-Taps = list[tuple[Eqn, list[Any]]]
-"""equations, and what they gave; in a loop, at every step in the order of time"""
+
+class Tap(NamedTuple):
+    """What an equation gave; in a loop, at every step in the order of time."""
+
+    eqn: Eqn
+    calls: tuple[Eqn, ...]
+    """around it, the outermost first"""
+    results: list[Any]
+
+
+Taps = list[Tap]
 
 _IN_OWN_TYPES = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call")
 _TYPES = ("new_dtype", "dtype", "preferred_element_type")
@@ -49,6 +58,8 @@ class Setting:
     """plays environments, where it does: (equation, arguments, their indices) -> results"""
     ids: Any = None
     """the indices of the environments that are here"""
+    calls: tuple[Eqn, ...] = ()
+    """what the equations are in"""
 
 
 @contextmanager
@@ -117,7 +128,7 @@ def equation(
     if results is None:
         results = _results(eqn, args, setting, taps)
     if taps is not None:
-        taps.append((eqn, list(results)))
+        taps.append(Tap(eqn, setting.calls, list(results)))
     return results
 
 
@@ -128,7 +139,7 @@ def _results(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None)
         return list(args) if setting.axis is None else _reduced(operation, args, setting.axis)
     called = called_by(eqn)
     if called is not None:
-        return evaluate(called, args, setting, taps)
+        return evaluate(called, args, replace(setting, calls=(*setting.calls, eqn)), taps)
     match name:
         case "scan":
             return _scan(eqn, args, setting, taps)
@@ -183,14 +194,14 @@ def _function(closed: ClosedJaxpr, setting: Setting) -> Callable[..., list[Any]]
 
 def _scan(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) -> list[Any]:
     scan = scan_of(eqn)
-    inside: list[Eqn] = []
+    inside: Taps = []
 
     def step(carry: Any, xs: Any) -> Any:
         seen: Taps | None = None if taps is None else []
         results = evaluate(scan.body, [*args[: scan.consts], *carry, *xs], setting, seen)
-        inside[:] = [e for e, _ in seen or ()]
+        inside[:] = seen or ()
         out = results[: scan.carries], results[scan.carries :]
-        return out[0], (out[1], [r for _, r in seen or ()])
+        return out[0], (out[1], [tap.results for tap in seen or ()])
 
     first, slices = args[scan.consts :][: scan.carries], args[scan.consts + scan.carries :]
     carry, (rows, seen) = lax.scan(
@@ -198,8 +209,8 @@ def _scan(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) ->
     )
     if taps is not None:
         # Steps in the order of time.
-        rows_of = [[jnp.flip(r, 0) if scan.reverse else r for r in results] for results in seen]
-        taps += zip(inside, rows_of, strict=True)
+        in_time = [[jnp.flip(r, 0) if scan.reverse else r for r in made] for made in seen]
+        taps += [t._replace(results=made) for t, made in zip(inside, in_time, strict=True)]
     return [*carry, *rows]
 
 

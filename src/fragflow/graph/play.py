@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fragflow._jax import Eqn, contains_all_reduce
-from fragflow.graph.double import Setting, equation, literal, wide
+from fragflow.graph.double import Setting, Taps, equation, literal, wide
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Parcel, Program, Receive, Send, Value, walk
 
@@ -71,6 +71,8 @@ class Seen:
     actor: str
     path: str
     eqn: Eqn
+    calls: tuple[Eqn, ...]
+    """around it, within the operation"""
     values: list[Held]
 
 
@@ -193,13 +195,13 @@ class _Play:
         ids = mine["env_ids"]
         is_apart = reduces or any(h.is_apart for h in held)
         setting = replace(self.stage.setting, axis=AXIS if reduces else None)
-        inside: list[Eqn] = []
+        inside: Taps = []
 
         def function(ids: Any, *args: Any) -> Any:
-            taps: Any = None if self.seen is None else []
+            taps: Taps | None = None if self.seen is None else []
             results = equation(eqn, args, replace(setting, ids=ids), taps)
-            inside[:] = [e for e, _ in taps or ()]
-            return results, [r for _, r in taps or ()]
+            inside[:] = taps or ()
+            return results, [tap.results for tap in taps or ()]
 
         if is_apart:
             axes = [0 if h.is_apart else None for h in (ids, *held)]
@@ -207,8 +209,8 @@ class _Play:
         results, taps = function(ids.array, *(h.array for h in held))
         if self.seen is not None:
             self.seen.extend(
-                Seen(name, op.path, e, [Held(v, is_apart) for v in made])
-                for e, made in zip(inside, taps, strict=True)
+                Seen(name, op.path, tap.eqn, tap.calls, [Held(v, is_apart) for v in made])
+                for tap, made in zip(inside, taps, strict=True)
             )
         return [Held(r, is_apart) for r in results]
 
