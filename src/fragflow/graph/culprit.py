@@ -4,7 +4,7 @@ Only asked when something differs, so it may take its time: both programs are pl
 results of all equations kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +16,9 @@ from fragflow.graph.ir import FDG, Op, Value, walk
 from fragflow.graph.play import Seen, Stage, Values, play
 from fragflow.graph.relation import holds, relation
 
-Look = Literal["first steps", "all steps", "unreduced"]
+Look = Literal["first steps", "all steps"]
 """What goes wrong in a loop's first step soon goes wrong in all that its later ones do, so first
-steps are looked at first. If all operations are as claimed, a claim was wrong: then the first that
-is neither equal nor a slice is the one that should have been reduced."""
+steps are looked at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +39,67 @@ class _Both:
         return pairs
 
     def is_related(self, look: Look) -> bool:
-        known = [relation(a, b) for a, b in self.results(look)]
-        return all(found in ("equal", "slices") for found in known) or (
-            look != "unreduced" and None not in known
-        )
+        return all(relation(a, b) is not None for a, b in self.results(look))
+
+    def is_reduced(self) -> bool:
+        """Whether nothing is a part of a sum, or of a maximum."""
+        found = [relation(a, b) for a, b in self.results("all steps")]
+        return all(kind in ("equal", "slices") for kind in found)
 
 
-def culprit(whole: Stage, parts: Stage, fdg: FDG, first: Callable[[Stage], Values]) -> str | None:
-    """`primitive at file:line` of the user; None if no operation by itself is to blame."""
+def culprit(
+    whole: Stage,
+    parts: Stage,
+    fdg: FDG,
+    first: Callable[[Stage], Values],
+    differs: tuple[str, Value],
+) -> str | None:
+    """`primitive at file:line` of the user; None if no operation by itself is to blame.
+
+    `differs` is a fragment, and a value that it has made.
+    """
     undivided: dict[str, list[list[np.ndarray]]] = {}
     for seen, values in _played(whole, first):
         undivided.setdefault(seen.path, []).append([x[0] for x in values])
-    outputs = {n.path: n.outputs for n in walk((fdg.program.loop,)) if isinstance(n, Op)}
     divided: dict[tuple[str, str], list[tuple[Seen, list[np.ndarray]]]] = {}
     for seen, values in _played(parts, first):
         divided.setdefault((seen.actor, seen.path), []).append((seen, values))
-    looks: tuple[Look, ...] = ("first steps", "all steps", "unreduced")
+    made: Made = {}
+    for (actor, path), found in divided.items():
+        operation = found[-1][0]
+        if len(undivided.get(path, [])) != len(found):
+            return _described(operation, operation)
+        pairs = zip(found, undivided[path], strict=True)
+        made[actor, path] = [_Both(seen, a, b) for (seen, b), a in pairs]
+    ops = {n.path: n for n in walk((fdg.program.loop,)) if isinstance(n, Op)}
+    looks: tuple[Look, ...] = ("first steps", "all steps")
     for look in looks:
-        for (actor, path), made in divided.items():
-            operation = made[-1][0]
-            if len(undivided.get(path, [])) != len(made):
-                return _described(operation, operation)
-            equations = [
-                _Both(seen, a, b) for (seen, b), a in zip(made, undivided[path], strict=True)
-            ]
-            inner = next((e.seen for e in equations if not e.is_related(look)), None)
-            if look == "unreduced":
-                if inner is not None:
-                    return _described(inner, operation)
-            elif not _is_as_claimed(fdg, actor, outputs[path], equations[-1].results(look)):
-                return _described(inner or operation, operation)
-    return None
+        for (actor, path), equations in made.items():
+            if not _is_as_claimed(fdg, actor, ops[path].outputs, equations[-1].results(look)):
+                inner = next((e.seen for e in equations if not e.is_related(look)), None)
+                return _described(inner or equations[-1].seen, equations[-1].seen)
+    return _unreduced(made, ops, *differs)
+
+
+Made = dict[tuple[str, str], list[_Both]]
+"""by fragment and path of an operation, its equations; the operation itself is the last"""
+
+
+def _unreduced(made: Made, ops: Mapping[str, Op], actor: str, value: Value) -> str | None:
+    """If all operations are as claimed, a claim was wrong: what should have been reduced."""
+    makers = {output: op for op in ops.values() for output in op.outputs if output is not None}
+    operation = None
+    wanted = [value]
+    while wanted:
+        op = makers.get(wanted.pop())
+        equations = made.get((actor, op.path)) if op is not None else None
+        if op is not None and equations and not equations[-1].is_reduced():
+            operation = equations
+            wanted = [v for v in op.inputs if v is not None]
+    if operation is None:
+        return None
+    inner = next(e.seen for e in operation if not e.is_reduced())
+    return _described(inner, operation[-1].seen)
 
 
 def _is_as_claimed(

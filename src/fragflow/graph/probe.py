@@ -8,7 +8,7 @@ on operations, not on sizes, which the replica check has settled.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,12 +206,12 @@ def _tried(trial: Trial) -> Verdict:
         whole = programs.whole(state, index)
         parts = programs.parts(state, index)
         leaves = len(whole)
-        for label, a, b in pairs(trial, whole, parts):
+        for leaf, a, b in pairs(trial, whole, parts):
             found = compared(a, b)
             if found > TOLERANCE:
                 both = trial.whole(), trial.parts()
-                line = culprit(*both, trial.fdg, programs.first(state, index))
-                raise _difference(trial, label, a, b, line, states)
+                line = culprit(*both, trial.fdg, programs.first(state, index), leaf.made_as)
+                raise _difference(trial, leaf.label, a, b, line, states)
             worst = max(worst, found)
         states += 1
     return Verdict(states=states, leaves=leaves, worst=worst)
@@ -321,9 +321,17 @@ def _out(held: Held, actor: Actor) -> Any:
     return held.apart(actor.replicas) if actor.replicas > 1 else held.array[None]
 
 
+class Leaf(NamedTuple):
+    """Something that is compared."""
+
+    label: str
+    made_as: tuple[str, str]
+    """by which fragment, as which value"""
+
+
 def pairs(
     trial: Trial, whole: Sequence[Any], parts: Mapping[str, tuple[Sequence[Any], Sequence[Any]]]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[Leaf, np.ndarray, np.ndarray]]:
     """What is compared: each leaf, its whole, and all that a fragment's replicas have of it."""
     loop = trial.program.loop
     labels = trial.program.labels
@@ -332,11 +340,15 @@ def pairs(
     for actor in trial.actors:
         carries, stacks = parts[actor.name]
         for c, held in zip(actor.loop.carries, carries, strict=True):
-            label = f"the state's {labels[c.inside]}"
-            yield label, plain(whole[state[c.inside]]), plain(held)
+            leaf = Leaf(f"the state's {labels[c.inside]}", (actor.name, c.next))
+            yield leaf, plain(whole[state[c.inside]]), plain(held)
         for s, held in zip(actor.loop.stacks, stacks, strict=True):
             label = f"the metric {labels[s.outside].removeprefix('0.')}"
-            yield label, plain(whole[metrics[s.outside]]), plain(held)
+            yield (
+                Leaf(label, (actor.name, s.element)),
+                plain(whole[metrics[s.outside]]),
+                plain(held),
+            )
 
 
 def plain(x: Any) -> np.ndarray:
