@@ -4,7 +4,7 @@ Only asked when something differs, so it may take its time: both programs are pl
 results of all equations kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import numpy as np
 from fragflow._jax import is_key, plain_aval, raw_key, source_line
 from fragflow.graph.double import compiled
 from fragflow.graph.ir import FDG, Op, Value, walk
-from fragflow.graph.play import Seen, Stage, Values, play
+from fragflow.graph.play import Seen, Stage, first_values, play
 from fragflow.graph.relation import holds, relation
 
 Look = Literal["first steps", "all steps"]
@@ -51,18 +51,19 @@ def culprit(
     whole: Stage,
     parts: Stage,
     fdg: FDG,
-    first: Callable[[Stage], Values],
+    given: tuple[Any, ...],
     differs: tuple[str, Value],
 ) -> str | None:
     """`primitive at file:line` of the user; None if no operation by itself is to blame.
 
-    `differs` is a fragment, and a value that it has made.
+    `given` are the state, the iteration and the sources; `differs` is a fragment, and a value that
+    it has made.
     """
     undivided: dict[str, list[list[np.ndarray]]] = {}
-    for seen, values in _played(whole, first):
+    for seen, values in _played(whole, given):
         undivided.setdefault(seen.path, []).append([x[0] for x in values])
     divided: dict[tuple[str, str], list[tuple[Seen, list[np.ndarray]]]] = {}
-    for seen, values in _played(parts, first):
+    for seen, values in _played(parts, given):
         divided.setdefault((seen.actor, seen.path), []).append((seen, values))
     made: Made = {}
     for (actor, path), found in divided.items():
@@ -123,18 +124,17 @@ def _described(seen: Seen, operation: Seen) -> str:
     return f"{seen.eqn.primitive.name} at {line}" if line else seen.eqn.primitive.name
 
 
-def _played(stage: Stage, first: Callable[[Stage], Values]) -> list[tuple[Seen, list[np.ndarray]]]:
+def _played(stage: Stage, given: tuple[Any, ...]) -> list[tuple[Seen, list[np.ndarray]]]:
     """Every equation, in order, with its results, replicas first."""
     kept: list[Seen] = []
 
-    def run(values: Values) -> Any:
+    def run(*given: Any) -> Any:
         seen: list[Seen] = []
-        play(stage, values, seen)
+        play(stage, first_values(stage, *given), seen)
         kept[:] = seen
         return [[held.apart(stage.actors[s.actor].replicas) for held in s.values] for s in seen]
 
-    made = compiled(lambda: run(first(stage)))()
     return [
         (seen, [np.asarray(raw_key(x) if is_key(x) else x) for x in arrays])
-        for seen, arrays in zip(kept, made, strict=True)
+        for arrays, seen in zip(compiled(run)(*given), kept, strict=True)
     ]

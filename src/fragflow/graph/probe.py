@@ -210,7 +210,7 @@ def _tried(trial: Trial) -> Verdict:
             found = compared(a, b)
             if found > TOLERANCE:
                 both = trial.whole(), trial.parts()
-                line = culprit(*both, trial.fdg, programs.first(state, index), leaf.made_as)
+                line = culprit(*both, trial.fdg, programs.given(state, index), leaf.made_as)
                 raise _difference(trial, leaf.label, a, b, line, states)
             worst = max(worst, found)
         states += 1
@@ -276,9 +276,9 @@ class Programs:
         """By fragment, what its replicas have of the leaves that it keeps."""
         return self._parts(list(state), index, self._sources)
 
-    def first(self, state: Sequence[Any], index: Any) -> Any:
-        """What both begin with, for a stage."""
-        return lambda stage: first_values(stage, self._named(state), index, self._sources)
+    def given(self, state: Sequence[Any], index: Any) -> tuple[Any, ...]:
+        """What both begin with, by name."""
+        return self._named(state), index, self._sources
 
     def _named(self, state: Sequence[Any]) -> dict[str, Any]:
         carries = self._trial.program.loop.carries
