@@ -14,6 +14,7 @@ from fragflow.policies import named_policy
 from fragflow.policies.synchronisation import Asynchronous
 from fragflow.run import Deployment, Experiment, Outcome, _in_lockstep, _source, run
 from fragflow.runtime import bits, promise, remembered
+from fragflow.tools.cli import main
 from graph.toy import Drift, OneUpdate
 from graph.wrong import WRONG, Small
 
@@ -52,6 +53,11 @@ def test_it_can_be_switched_off() -> None:
     assert trained("single-learner-coarse", probe=False).start.equality == (
         "rounding: bits were not compared (probe: switched off)"
     )
+
+
+def test_the_command_line_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "--help"]) == 0
+    assert "--no-probe" in capsys.readouterr().out
 
 
 def test_what_is_not_divided_is_not_probed() -> None:
