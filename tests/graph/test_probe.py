@@ -143,7 +143,7 @@ def test_one_replica_has_nothing_to_try() -> None:
 def test_it_is_tried_small_where_that_is_possible() -> None:
     fdg, source = graph(Small(), workers=8, num_envs=512)
     trial = arranged(fdg, source)
-    assert (trial.num_envs, trial.actors[0].replicas) == (9, 3)
+    assert (trial.num_envs, trial.actors[0].replicas) == (21, 3)  # there are axes of 3 and of 5
 
     @dataclass(frozen=True)
     class Choosy(Small):

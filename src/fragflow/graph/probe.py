@@ -32,7 +32,7 @@ Environments = Literal["real", "stand-in", "cheaper"]
 """who answers where environments are JAX programs; on the host it is always a stand-in"""
 
 MOST_REPLICAS = 3
-ROWS = (3, 5)
+ROWS = (3, 5, 7)
 """environments of a replica: numbers that other lengths of a program seldom have as a divisor"""
 LARGE = 600
 """equations of an environment that cost more than the rest of a program"""
