@@ -1,7 +1,7 @@
 """Replicas are tried against the undivided program: right ones pass, wrong ones are caught."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -103,7 +103,8 @@ def test_what_is_wrong_is_caught(name: str) -> None:
         probe(*graph(Small(direction=WRONG[name])))
     if name not in LATER:
         code: Any = WRONG[name].__code__
-        lines = {int(line) for *_, line in code.co_lines() if line is not None}
+        inner = [c for c in code.co_consts if isinstance(c, type(code))]
+        lines = {int(n) for c in (code, *inner) for *_, n in c.co_lines() if n is not None}
         assert any(f"wrong.py:{line}" in str(error.value) for line in lines), str(error.value)
     assert jnp.zeros(1).dtype == jnp.float32
 
@@ -219,6 +220,7 @@ def test_numbers_are_compared_as_they_should_be() -> None:
     assert distance(np.array([1.0, nan]), np.array([nan, 1.0])) == inf
     assert distance(np.array([1.0, inf]), np.array([1.0, -inf])) == inf
     assert distance(np.array([1, 2]), np.array([1, 3])) == inf
+    assert distance(np.array([1e-16]), np.array([-1e-16])) < 1e-12  # what cancelled out
     assert distance(np.array([1.0, 2.0]), np.array([1.0, 2.0 + 2e-9])) == pytest.approx(1e-9)
     parts = np.array([[1.0, 2.0], [3.0, 5.0]])
     assert relation(np.array([4.0, 7.0]), parts) == "sum"
@@ -290,3 +292,4 @@ def test_a_fingerprint_is_of_what_is_computed_and_how_it_is_cut() -> None:
 def test_a_verdict_says_what_was_tried() -> None:
     verdict = Verdict(states=4, leaves=41, worst=2.4e-16)
     assert str(verdict) == "4 states, 41 leaves, worst 2e-16"
+    assert str(replace(verdict, worst=0.0)) == "4 states, 41 leaves, worst 0"

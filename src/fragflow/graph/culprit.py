@@ -78,6 +78,8 @@ def culprit(
         for (actor, path), equations in made.items():
             if not _is_as_claimed(fdg, actor, ops[path].outputs, equations[-1].results(look)):
                 inner = next((e.seen for e in equations if not e.is_related(look)), None)
+                if inner is None or inner.eqn.primitive.name == "scan":
+                    inner = next((e.seen for e in equations if not e.is_related("all steps")), None)
                 return _described(inner or equations[-1].seen, equations[-1].seen)
     return _unreduced(made, ops, *differs)
 

@@ -50,7 +50,8 @@ class Verdict:
     """the largest relative difference of any leaf"""
 
     def __str__(self) -> str:
-        return f"{self.states} states, {self.leaves} leaves, worst {self.worst:.0e}"
+        worst = f"{self.worst:.0e}" if self.worst else "0"
+        return f"{self.states} states, {self.leaves} leaves, worst {worst}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

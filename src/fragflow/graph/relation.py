@@ -8,8 +8,9 @@ from fragflow.graph.kinds import Kind, Tag
 
 TOLERANCE = 1e-9
 """relative; in double precision another order of sums is far below, a mistake far above"""
-SMALLEST = 1e-6
-"""what cancels out leaves rounding: a value's size is taken to be at least this"""
+SMALLEST = 1e-3
+"""what cancels out leaves the rounding of what it was made from (the mean of standardised numbers
+is 1e-16, not 0): a value's size is taken to be at least this"""
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
