@@ -20,7 +20,7 @@ from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
 from fragflow.graph.double import Setting, evaluate, in_double, wide
 from fragflow.graph.fingerprint import fingerprint
-from fragflow.graph.ir import FDG
+from fragflow.graph.ir import FDG, Loop, Receive, Send
 from fragflow.graph.probe import Verdict, arranged, is_divided, probe
 from fragflow.graph.relation import distance, relation
 from fragflow.graph.stand_in import host_answer
@@ -122,18 +122,25 @@ def test_some_mistakes_show_in_general_position_only() -> None:
         probe(*graph(hidden))
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_what_crosses_is_tried_too() -> None:
-    """An actor that looks at its neighbours acts differently beside others."""
+    """Gradients that arrive as a sum, where their mean is announced."""
 
-    @dataclass(frozen=True)
-    class Herd(Small):
-        @ff.component("actor")
-        def act(self, params: jax.Array, obs: jax.Array) -> jax.Array:
-            return (obs @ params > jnp.mean(obs)).astype(jnp.int32)
+    def summed(node: Any) -> Any:
+        if isinstance(node, Loop):
+            return replace(node, body=tuple(map(summed, node.body)))
+        if not isinstance(node, Send | Receive):
+            return node
+        parcels = [
+            replace(p, collective=p.collective.replace("reduce-mean", "reduce-sum"))
+            for p in node.transfer.parcels
+        ]
+        return replace(node, transfer=replace(node.transfer, parcels=tuple(parcels)))
 
-    with pytest.raises(ReplicaError, match=r"test_probe\.py"):
-        probe(*graph(Herd(), "single-learner-coarse"))
+    fdg, source = graph(Toy(), "central")
+    changed = {name: replace(f, loop=summed(f.loop)) for name, f in fdg.fragments.items()}
+    assert changed != fdg.fragments
+    with pytest.raises(ReplicaError, match=r"params\.w is .*toy\.py"):
+        probe(replace(fdg, fragments=changed), source)
 
 
 def test_one_replica_has_nothing_to_try() -> None:
