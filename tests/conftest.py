@@ -50,6 +50,15 @@ def compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture(autouse=True)
+def believed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are not probed before they begin, except in tests of that: it takes its time."""
+    if request.node.get_closest_marker("probed") is None:
+        from fragflow.runtime.promise import NOT_DIVIDED
+
+        monkeypatch.setattr("fragflow.run.tried", lambda *_, **__: NOT_DIVIDED)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Many tests compile the same programs: most of the time goes there.
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("xla")))

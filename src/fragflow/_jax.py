@@ -318,6 +318,37 @@ def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
+def solver_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
+    """What a `custom_linear_solve` runs, and which of its inputs that takes."""
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    before = lengths.matvec + lengths.vecmat
+    consts = range(before, before + lengths.solve)
+    return closed_jaxpr(jaxprs.solve), (*consts, *range(sum(lengths), len(eqn.invars)))
+
+
+def constants_of(eqn: Eqn) -> Iterator[Any]:
+    """The arrays that programs within `eqn` close over, at any depth, and large literals."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, ClosedJaxpr):
+                yield from inner.consts
+    for jaxpr in inner_jaxprs(eqn):
+        for inner_eqn in jaxpr.eqns:
+            yield from (v.val for v in inner_eqn.invars if isinstance(v, Literal))
+            yield from constants_of(inner_eqn)
+
+
+def with_programs(eqn: Eqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Eqn:
+    """`eqn` with other programs in the place of those in its parameters."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return change(value)
+        return change(closed_jaxpr(value)).jaxpr if isinstance(value, Jaxpr) else value
+
+    return eqn.replace(params={k: other(v) for k, v in eqn.params.items()})
+
+
 def inner_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     """The jaxprs in an equation's parameters (loop bodies, branches, calls)."""
     yield from core.jaxprs_in_params(eqn.params)
@@ -432,6 +463,11 @@ def plain_aval(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def result_paths(eqn: Eqn) -> tuple[str, ...]:
+    """Where each result of a component is in what its function returns: `result[1].obs`."""
+    return tuple(str(p) for p in eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ())
+
+
 def result_name(eqn: Eqn, position: int) -> str:
     """What the user's code calls a result: the component that makes it, and its field."""
     if eqn.primitive is host_call_p:
@@ -439,8 +475,8 @@ def result_name(eqn: Eqn, position: int) -> str:
         return f"environment.{method}:{eqn.params['host'].result_names(method)[position]}"
     name = component_of(eqn)
     if name is not None:
-        paths = eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ()
-        path = str(paths[position]) if position < len(paths) else ""
+        paths = result_paths(eqn)
+        path = paths[position] if position < len(paths) else ""
         words = re.findall(r"\w+", path.removeprefix("result"))
         field = ".".join(itertools.dropwhile(str.isdigit, words))
         return f"{name}:{field}" if field else name
