@@ -91,10 +91,10 @@ def hunt(
 ) -> Found:
     """Draws and judges, until the indices or the seconds end."""
     found = found or Found()
-    end = time.monotonic() + seconds
+    end = time.process_time() + seconds
     with double_precision():
         for index in indices:
-            if time.monotonic() > end or len(found.bad) >= most_bad:
+            if time.process_time() > end or len(found.bad) >= most_bad:
                 break
             found.drawn += 1
             program = drawn(seed, index, last)
@@ -191,10 +191,10 @@ def main() -> int:
         seed, index = map(int, options.replay.split(":"))
         print(replay(seed, index, options.function))
         return 0
-    begin = time.monotonic()
+    begin = time.process_time()
     indices = iter(range(options.start, options.start + options.count))
     found = hunt(options.seed, indices, seconds=options.seconds, last=options.function)
-    print(report(found, time.monotonic() - begin))
+    print(report(found, time.process_time() - begin))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(as_json(found), file, indent=1)

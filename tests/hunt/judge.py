@@ -10,17 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow._jax import Eqn, Literal, bind, called_by, closed_jaxpr, contains_all_reduce
+from fragflow._jax import Eqn
 from fragflow.errors import FragflowError
 from fragflow.graph.extent import environments_axis
 from fragflow.graph.kinds import Kind, Tag, mixed
 from fragflow.graph.replicas import Context, analyse
+from hunt.numbers import in_lockstep
 from hunt.program import Program, equations_in, narrowest_float
 from hunt.relations import broken, describe, holding, is_testable, tolerance_of, values
 
 INPUTS = 3
 """at how many random inputs a claim is tried"""
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +118,12 @@ def _tried(
     rounding = _tolerances(program, whole)
     wrong: dict[int, str] = {}
     held: dict[int, str] | None = None
-    run = None
     for _ in range(INPUTS):
         drawn = [values(o, sizes, rng) for o in program.operands]
         given = [w for w, _ in drawn], [list(p) for p in zip(*(ps for _, ps in drawn), strict=True)]
         if not drawn:
             given = [], [[] for _ in range(sizes.replicas)]
-        if run is None:
-            run = jax.jit(_both(whole, local)).lower(*given).compile(QUICK)
-        w, ls = run(*given)
+        w, ls = in_lockstep(whole, given[:1])[0], in_lockstep(local, given[1])
         here: dict[int, str] = {}
         for i, kind in enumerate(claims):
             parts = [part[i] for part in ls]
@@ -141,45 +138,6 @@ def _tried(
                     here[i] = relation
         held = here if held is None else {i: r for i, r in held.items() if here.get(i) == r}
     return sorted(wrong.items()), sorted((held or {}).items())
-
-
-def _both(whole: Any, local: Any) -> Any:
-    return lambda args, parts: (in_lockstep(whole, [args])[0], in_lockstep(local, parts))
-
-
-def in_lockstep(closed: Any, parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The results of every replica: they go from equation to equation together, and reduce."""
-    closed = closed_jaxpr(closed)
-    envs: list[dict[Any, Any]] = []
-    for args in parts:
-        env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-        envs.append(env | dict(zip(closed.jaxpr.invars, args, strict=True)))
-
-    def read(env: dict[Any, Any], v: Any) -> Any:
-        return v.val if isinstance(v, Literal) else env[v]
-
-    for eqn in closed.jaxpr.eqns:
-        args = [[read(env, v) for v in eqn.invars] for env in envs]
-        for env, results in zip(envs, _equation(eqn, args), strict=True):
-            env.update(zip(eqn.outvars, results, strict=True))
-    return [[read(env, v) for v in closed.jaxpr.outvars] for env in envs]
-
-
-def _equation(eqn: Eqn, args: list[list[Any]]) -> list[list[Any]]:
-    if eqn.primitive.name == "all_reduce":
-        results = [_reduced(eqn.params["operation"], list(x)) for x in zip(*args, strict=True)]
-        return [results] * len(args)
-    called = called_by(eqn)
-    if called is not None and contains_all_reduce(eqn):
-        return in_lockstep(called, args)
-    return [bind(eqn, part) for part in args]
-
-
-def _reduced(operation: str, parts: list[Any]) -> Any:
-    if operation == "max":
-        return jax.numpy.stack(parts).max(0)
-    total = sum(parts[1:], parts[0])
-    return total if operation == "sum" else (total / len(parts)).astype(total.dtype)
 
 
 def _tolerances(program: Program, whole: Any) -> dict[bool, float]:
