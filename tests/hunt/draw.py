@@ -1,4 +1,4 @@
-"""Draws programs: operands of every kind, and arguments that fit the functions they are given to."""
+"""Draws programs: operands of every kind, and arguments that fit the functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,10 +15,27 @@ from hunt.relations import KEY, Operand, Sizes
 DTYPES = ("float64", "int32", "bool", "float32", "complex128", "bfloat16", "uint8", "int64")
 ODDS = (0.74, 0.12, 0.04, 0.03, 0.02, 0.02, 0.01, 0.02)
 INTEGERS = (
-    "n", "n", "2 * n", "n - 1", "n // 2", "n % 3", "int(n > {local})", "3 - int(n > {local})", "-n",
-    "n + 1", "{whole} // n",
-)  # fmt: skip
-FLOATS = ("float(n)", "1.0 / n", "n * n * 1.0", "n ** 0.5", "float(n > {local})", "0.5 * n", "-1.0 / n")
+    "n",
+    "n",
+    "2 * n",
+    "n - 1",
+    "n // 2",
+    "n % 3",
+    "int(n > {local})",
+    "3 - int(n > {local})",
+    "-n",
+    "n + 1",
+    "{whole} // n",
+)
+FLOATS = (
+    "float(n)",
+    "1.0 / n",
+    "n * n * 1.0",
+    "n ** 0.5",
+    "float(n > {local})",
+    "0.5 * n",
+    "-1.0 / n",
+)
 
 
 class Draw:
@@ -69,7 +86,16 @@ class Draw:
         return int(self.rng.integers(-rank, rank)) if rank else 0
 
     def dtype(self) -> str:
-        options = ("float64", "float32", "int32", "int16", "bool", "bfloat16", "uint8", "complex128")
+        options = (
+            "float64",
+            "float32",
+            "int32",
+            "int16",
+            "bool",
+            "bfloat16",
+            "uint8",
+            "complex128",
+        )
         return self.one_of(options)
 
     # Arrays.
@@ -89,7 +115,7 @@ class Draw:
         luck = self.rng.random()
         drop = 0 if luck < 0.7 else len(shapes[0]) if luck < 0.85 else 1
         like = tuple(s[drop:] for s in shapes)
-        return self.fresh(want, like, _name(dtype))
+        return self.fresh(want, like, dtype_name(dtype))
 
     def matrix(self, rank: int = 2, want: str = "float") -> Ref:
         """An array of at least so many axes."""
@@ -172,7 +198,9 @@ class Draw:
         return Ref(len(self.made) - 1)
 
     def _new_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        local = [int(self.rng.choice((1, 2, 3, 4), p=(0.08, 0.25, 0.55, 0.12))) for _ in range(rank)]
+        local = [
+            int(self.rng.choice((1, 2, 3, 4), p=(0.08, 0.25, 0.55, 0.12))) for _ in range(rank)
+        ]
         whole = list(local)
         if rank and self.chance(0.6):
             axis = int(self.rng.integers(rank))
@@ -274,9 +302,9 @@ def _is(dtype: Any, want: str) -> bool:
     if want == "int":
         return bool(jnp.issubdtype(dtype, jnp.integer))
     if want == "bool":
-        return dtype == bool
+        return np.dtype(dtype).kind == "b"
     return True
 
 
-def _name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     return KEY if jnp.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype).name

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
 from hunt.catalogue import chances, functions
@@ -134,8 +135,8 @@ def command(number: str, last: Sequence[str] = ()) -> str:
 
 def report(found: Found, seconds: float) -> str:
     lines = [
-        f"{found.drawn} draws, {found.drawn / max(seconds, 1e-9):.0f} a second; {found.failed} had no"
-        f" function; {found.claims} claims tried, {found.refused} results refused,"
+        f"{found.drawn} draws, {found.drawn / max(seconds, 1e-9):.0f} a second; {found.failed} had"
+        f" no function; {found.claims} claims tried, {found.refused} results refused,"
         f" {len(found.bad)} false"
     ]
     lines += [f"\n{command(number)}\n{text}" for number, text in found.bad.items()]
@@ -191,6 +192,7 @@ def main() -> int:
         seed, index = map(int, options.replay.split(":"))
         print(replay(seed, index, options.function))
         return 0
+    jax.config.update("jax_disable_most_optimizations", True)  # most programs run once
     begin = time.process_time()
     indices = iter(range(options.start, options.start + options.count))
     found = hunt(options.seed, indices, seconds=options.seconds, last=options.function)

@@ -1,4 +1,4 @@
-"""Ways of writing that are no function of a public module: indexing, control flow, gradients, sizes.
+"""Ways of writing that are no public function: indexing, control flow, gradients, sizes.
 
 Each takes what a drawn step gives: arrays, numbers (some of which depend on how many environments
 there are) and small choices. They reach primitives that no function of `jax.numpy` makes.
@@ -114,7 +114,9 @@ def floor_divide(x: Any, k: Any) -> Any:
 
 
 def bits(x: Any) -> Any:
-    return lax.bitcast_convert_type(x, {8: "int64", 4: "int32", 2: "int16", 1: "int8"}[x.dtype.itemsize])
+    return lax.bitcast_convert_type(
+        x, {8: "int64", 4: "int32", 2: "int16", 1: "int8"}[x.dtype.itemsize]
+    )
 
 
 # Sizes as numbers, in Python.
@@ -224,7 +226,9 @@ def turns(x: Any, count: Any, k: int) -> Any:
 
 def until(x: Any, limit: float) -> Any:
     """One condition for all rows."""
-    return lax.while_loop(lambda c: jnp.any(c[0] < limit) & (c[1] < 9), lambda c: (c[0] + 0.3, c[1] + 1), (x, 0))
+    return lax.while_loop(
+        lambda c: jnp.any(c[0] < limit) & (c[1] < 9), lambda c: (c[0] + 0.3, c[1] + 1), (x, 0)
+    )
 
 
 def until_each(x: Any, limit: float) -> Any:

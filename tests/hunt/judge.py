@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from fragflow.errors import FragflowError
 from fragflow.graph.extent import environments_axis
 from fragflow.graph.kinds import Kind, Tag, mixed
 from fragflow.graph.replicas import Context, analyse
-from hunt.numbers import in_lockstep
+from hunt.lockstep import Lockstep
 from hunt.program import Program, equations_in, narrowest_float
 from hunt.relations import broken, describe, holding, is_testable, tolerance_of, values
 
@@ -55,7 +55,7 @@ def double_precision() -> Iterator[None]:
 class Watching(Context):
     """A context that counts what it is asked of."""
 
-    seen: Counter[tuple[str, str]] = Counter()
+    seen: ClassVar[Counter[tuple[str, str]]] = Counter()
 
     def apply(self, a: Eqn, b: Eqn, kinds: Sequence[Kind]) -> list[Kind]:
         if kinds:
@@ -123,7 +123,7 @@ def _tried(
         given = [w for w, _ in drawn], [list(p) for p in zip(*(ps for _, ps in drawn), strict=True)]
         if not drawn:
             given = [], [[] for _ in range(sizes.replicas)]
-        w, ls = in_lockstep(whole, given[:1])[0], in_lockstep(local, given[1])
+        w, ls = Lockstep().run(whole, given[:1])[0], Lockstep().run(local, given[1])
         here: dict[int, str] = {}
         for i, kind in enumerate(claims):
             parts = [part[i] for part in ls]
@@ -141,7 +141,7 @@ def _tried(
 
 
 def _tolerances(program: Program, whole: Any) -> dict[bool, float]:
-    """By whether a value is partial: a sum of parts is not rounded to less than single precision."""
+    """By whether a value is partial: sums of parts are not rounded below single precision."""
     narrowest = narrowest_float(whole)
     floats = [o.dtype for o in program.operands if o.dtype in ("bfloat16", "float16")]
     bound = narrowest if floats else max(narrowest, 4)

@@ -64,7 +64,7 @@ def describe(kind: Kind) -> str:
         words.append(kind.reduction)
     if kind.degree or kind.tag is Tag.PARTIAL:
         words.append(f"of degree {kind.degree}")
-    words += ["zero"] * kind.zero + ["affine"] * kind.affine
+    words += ["zero"] * kind.zero + ["affine"] * getattr(kind, "affine", False)
     return " ".join(words) + (f" ({kind.reason})" if kind.tag is Tag.MIXED else "")
 
 
@@ -155,6 +155,12 @@ def broken(kind: Kind, whole: Any, parts: Sequence[Any], sizes: Sizes, tolerance
     w, ls = plain(whole), [plain(p) for p in parts]
     if kind.zero and (w.any() or any(p.any() for p in ls)):
         return "it is not zero"
+    known = getattr(kind, "values", None)
+    if known is not None:
+        pairs = [(w, known[0]), *((p, known[1]) for p in ls)]
+        different = _first(_apart(np.asarray(x), np.asarray(y), tolerance) for x, y in pairs)
+        if different:
+            return f"its value is known to be another one: {different}"
     if kind.tag is not Tag.VARYING:
         if w.shape != ls[0].shape:
             return f"its shape is {w.shape} for all and {ls[0].shape} for some environments"
@@ -244,7 +250,10 @@ def _apart(a: np.ndarray, b: np.ndarray, tolerance: float) -> str:
         return "" if np.array_equal(a, b) else f"{_short(a)} is not {_short(b)}"
     if not np.array_equal(np.isnan(a), np.isnan(b)):
         return f"{_short(a)} is not {_short(b)}"
-    a, b = np.nan_to_num(a, posinf=1e300, neginf=-1e300), np.nan_to_num(b, posinf=1e300, neginf=-1e300)
+    a, b = (
+        np.nan_to_num(a, posinf=1e300, neginf=-1e300),
+        np.nan_to_num(b, posinf=1e300, neginf=-1e300),
+    )
     scale = max(float(np.max(np.abs(a))), 1e-6)
     with np.errstate(over="ignore", invalid="ignore"):
         worst = float(np.max(np.abs(a / scale - b / scale)))
@@ -271,9 +280,10 @@ def tolerance_of(bytes_of_floats: int) -> float:
 
 def is_testable(kind: Kind) -> bool:
     """Whether `kind` claims anything: a sum with something added to it is one that nobody takes."""
-    if kind.tag is Tag.MIXED:
+    if kind.tag not in (Tag.UNIFORM, Tag.VARYING, Tag.PARTIAL):
         return False
-    return not (kind.tag is Tag.PARTIAL and kind.affine and (kind.degree or kind.reduction != "sum"))
+    is_affine = kind.tag is Tag.PARTIAL and getattr(kind, "affine", False)
+    return not (is_affine and (kind.degree or kind.reduction != "sum"))
 
 
 def product(shape: Sequence[int]) -> int:

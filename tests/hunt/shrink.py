@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import jax
+
 from fragflow.graph.kinds import UNIFORM, Kind, Tag
+from hunt.draw import dtype_name
 from hunt.judge import Verdict
 from hunt.program import Program, Ref, Size, Step, renumbered, step_refs
 from hunt.relations import Operand, Sizes, is_testable
@@ -73,7 +76,7 @@ def _without_first_steps(program: Program, verdict: Verdict) -> Iterator[Program
     """The first step away: what it made becomes operands of the kinds that were claimed of it."""
     if len(program.steps) < 2 or verdict.crash:
         return
-    first, count = len(program.operands), program.counts[0]
+    count = program.counts[0]
     claims = verdict.claims[:count]
     avals = _avals(program)
     if avals is None or not all(map(is_testable, claims)):
@@ -82,19 +85,12 @@ def _without_first_steps(program: Program, verdict: Verdict) -> Iterator[Program
         Operand(replace(k, line="", reason=""), shape, dtype)
         for k, (shape, dtype) in zip(claims, avals[:count], strict=True)
     )
-    del first
-    yield Program(
-        program.sizes, (*program.operands, *made), program.steps[1:], program.counts[1:]
-    )
+    yield Program(program.sizes, (*program.operands, *made), program.steps[1:], program.counts[1:])
 
 
 def _avals(program: Program) -> list[tuple[tuple[int, ...], str]] | None:
-    import jax
-
-    from hunt.draw import _name
-
     found = jax.eval_shape(lambda *a: program.run(a, program.sizes.local), *program.avals(False))
-    return [(tuple(x.shape), _name(x.dtype)) for x in found]
+    return [(tuple(x.shape), dtype_name(x.dtype)) for x in found]
 
 
 def _used(program: Program) -> Program | None:
