@@ -102,7 +102,7 @@ class Draw:
 
     def array(self, want: str = "number") -> Ref:
         """The first array of a step, or one that fits it."""
-        fits = [i for i, (whole, _) in enumerate(self.avals) if _is(whole.dtype, want)]
+        fits = [i for i, (whole, _) in enumerate(self.avals) if fits_type(whole.dtype, want)]
         if self._first is None:
             latest = fits and (fits[-1] if self.chance(0.8) else self.one_of(fits))
             ref = Ref(latest) if fits and self.chance(0.8) else self.fresh(want)
@@ -122,7 +122,7 @@ class Draw:
         fits = [
             i
             for i, (whole, _) in enumerate(self.avals)
-            if _is(whole.dtype, want) and len(whole.shape) >= rank
+            if fits_type(whole.dtype, want) and len(whole.shape) >= rank
         ]
         if fits and self.chance(0.7):
             self._first = fits[-1]
@@ -188,7 +188,7 @@ class Draw:
             shapes = self._new_shapes(int(self.rng.integers(0, 4)) if rank is None else rank)
         if not dtype:
             dtype = str(self.rng.choice(DTYPES, p=ODDS))
-        if not _is(dtype if dtype == KEY else np.dtype(dtype), want):
+        if not fits_type(dtype if dtype == KEY else np.dtype(dtype), want):
             dtype = {"int": "int32", "key": KEY, "bool": "bool"}.get(want, "float64")
         kind = self._kind(shapes, dtype)
         style = self.one_of(("normal", "normal", "positive", "wide"))
@@ -293,7 +293,7 @@ def _is_like(a: Any, b: Any) -> bool:
     return a.ndim == b.ndim and a.dtype == b.dtype and small and a.size > 0 and b.size > 0
 
 
-def _is(dtype: Any, want: str) -> bool:
+def fits_type(dtype: Any, want: str) -> bool:
     is_key = dtype == KEY or jnp.issubdtype(dtype, jax.dtypes.extended)
     if want == "key" or is_key:
         return want == "key" and is_key
