@@ -5,8 +5,8 @@ python -m hunt.programs --replay SEED:INDEX     one draw again, made small
 
 The function stands in glue, in a component, in the body of a scan or in a branch; what it makes
 goes into the parameters, a row of the state or a metric, reduced in one of the ways there are. If
-the cut is accepted, one iteration of the whole and one of the replicas, from one random state and in double
-precision, must give the same state and metrics.
+the cut is accepted, one iteration of the whole and one of the replicas, from one random state and in
+double precision, must give the same state and metrics.
 """
 
 import argparse
