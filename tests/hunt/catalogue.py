@@ -132,7 +132,7 @@ def _args(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, kwargs
 
 
-METHODS = ("set", "add", "multiply", "max", "min", "divide")
+METHODS = ("set", "add", "subtract", "multiply", "max", "min", "divide")
 MODES = ("fill", "clip", "drop", "wrap", None)
 
 SPECIAL: dict[str, Arguments] = {
@@ -226,6 +226,11 @@ SPECIAL: dict[str, Arguments] = {
     "jax.numpy.bincount": lambda d: _args(d.places(), length=d.integer(3, 6)),
     "jax.numpy.linalg.solve": lambda d: _args(d.square(), d.square()),
     "jax.nn.one_hot": lambda d: _args(d.places_or(), d.integer(2, 5)),
+    "jax.scipy.special.polygamma": lambda d: _args(2.0, d.array("float")),
+    "hunt.forms.rewrapped": lambda d: _args(d.keys()),
+    "hunt.forms.custom_reduce": lambda d: _args(
+        d.matrix(1, d.one_of(("int", "float"))), d.axis(), d.integer(0, 4)
+    ),
     "jax.random.split": lambda d: _args(d.keys(), d.integer(1, 4)),
     "jax.random.fold_in": lambda d: _args(d.keys(), d.one_of((d.integer(), d.places()))),
     "jax.random.categorical": lambda d: _args(d.keys(), d.array("float")),

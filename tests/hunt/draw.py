@@ -104,8 +104,10 @@ class Draw:
         """The first array of a step, or one that fits it."""
         fits = [i for i, (whole, _) in enumerate(self.avals) if fits_type(whole.dtype, want)]
         if self._first is None:
-            latest = fits and (fits[-1] if self.chance(0.8) else self.one_of(fits))
-            ref = Ref(latest) if fits and self.chance(0.8) else self.fresh(want)
+            if fits and self.chance(0.8):
+                ref = Ref(fits[-1] if self.chance(0.8) else self.one_of(fits))
+            else:
+                ref = self.fresh(want)
             self._first = ref.index
             return ref
         shapes, dtype = self._shapes(self._first), self.avals[self._first][0].dtype
@@ -114,7 +116,7 @@ class Draw:
             return Ref(self.one_of(same))
         luck = self.rng.random()
         drop = 0 if luck < 0.7 else len(shapes[0]) if luck < 0.85 else 1
-        like = tuple(s[drop:] for s in shapes)
+        like = shapes[0][drop:], shapes[1][drop:]
         return self.fresh(want, like, dtype_name(dtype))
 
     def matrix(self, rank: int = 2, want: str = "float") -> Ref:
@@ -194,7 +196,7 @@ class Draw:
         style = self.one_of(("normal", "normal", "positive", "wide"))
         operand = Operand(kind, shapes[1], dtype, style)
         self.made.append(operand)
-        self.avals.append(tuple(aval(operand, self.sizes, w) for w in (True, False)))
+        self.avals.append((aval(operand, self.sizes, True), aval(operand, self.sizes, False)))
         return Ref(len(self.made) - 1)
 
     def _new_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from hunt.catalogue import chances, functions
 from hunt.draw import Draw
-from hunt.judge import Verdict, double_precision, explained, judge
+from hunt.judge import Uncomputable, Verdict, double_precision, explained, judge
 from hunt.program import Program
 from hunt.shrink import shrunk
 
@@ -89,8 +89,9 @@ def hunt(
     most_bad: int = 10**9,
     found: Found | None = None,
     shrink: bool = True,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Found:
-    """Draws and judges, until the indices or the seconds end."""
+    """Draws and judges, until the indices or the seconds end; says what is false at once."""
     found = found or Found()
     end = time.process_time() + seconds
     with double_precision():
@@ -103,12 +104,17 @@ def hunt(
                 found.failed += 1
                 continue
             luck = np.random.default_rng([seed, index, 2]).random()
-            verdict = judge(program, [seed, index], try_refused=luck < REFUSED_TRIED)
+            try:
+                verdict = judge(program, [seed, index], try_refused=luck < REFUSED_TRIED)
+            except Uncomputable:
+                found.failed += 1
+                continue
             found.add(program, verdict)
             if verdict.is_bad:
                 found.bad[f"{seed}:{index}"] = (
                     small(program, verdict, seed, index) if shrink else explained(program, verdict)
                 )
+                say(f"{command(f'{seed}:{index}', last)}\n{found.bad[f'{seed}:{index}']}\n")
     return found
 
 
@@ -139,7 +145,6 @@ def report(found: Found, seconds: float) -> str:
         f" no function; {found.claims} claims tried, {found.refused} results refused,"
         f" {len(found.bad)} false"
     ]
-    lines += [f"\n{command(number)}\n{text}" for number, text in found.bad.items()]
     if found.held:
         lines.append("\nrefused although a relation holds, most frequent first:")
         lines += [f"{count:6} {name}" for name, count in found.held.most_common(25)]
@@ -195,7 +200,13 @@ def main() -> int:
     jax.config.update("jax_disable_most_optimizations", True)  # most programs run once
     begin = time.process_time()
     indices = iter(range(options.start, options.start + options.count))
-    found = hunt(options.seed, indices, seconds=options.seconds, last=options.function)
+    found = hunt(
+        options.seed,
+        indices,
+        seconds=options.seconds,
+        last=options.function,
+        say=lambda text: print(text, flush=True),
+    )
     print(report(found, time.process_time() - begin))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import fragflow as ff
 
@@ -300,6 +301,10 @@ def recomputed(x: Any, k: int) -> Any:
     return jax.grad(lambda x: jnp.sum(jax.checkpoint(UNARY[k])(x)))(x)
 
 
+def named(x: Any) -> Any:
+    return checkpoint_name(x, "named")
+
+
 def barrier(x: Any, y: Any) -> Any:
     return lax.optimization_barrier((x, y))
 
@@ -381,6 +386,10 @@ def folded(key: Any, data: Any) -> Any:
 
 def split_each(keys: Any) -> Any:
     return jax.vmap(jax.random.split)(keys)
+
+
+def rewrapped(keys: Any) -> Any:
+    return jax.random.wrap_key_data(jax.random.key_data(keys))
 
 
 def split_for(key: Any, count: int) -> Any:

@@ -44,6 +44,10 @@ class Verdict:
         return self.false is not None or bool(self.crash)
 
 
+class Uncomputable(Exception):
+    """A program that is traced, but does not run: JAX has not looked at all of its arguments."""
+
+
 @contextmanager
 def double_precision() -> Iterator[None]:
     """Numbers are doubles here, and nothing is said about what is deprecated."""
@@ -101,7 +105,10 @@ def judge(program: Program, seed: Sequence[int], *, try_refused: bool = False) -
     if crash or not (tried or try_refused):
         return Verdict(claims=claims, crash=crash, seen=seen)
 
-    wrong, held = _tried(program, whole, local, claims, seed)
+    try:
+        wrong, held = _tried(program, whole, local, claims, seed)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise Uncomputable(str(error)) from error
     return Verdict(
         claims=claims,
         false=wrong[0] if wrong else None,

@@ -101,10 +101,13 @@ class Lockstep:
         except NotImplementedError:
             return self._bound(eqn, args)
         results = results if eqn.primitive.multiple_results else [results]
-        return [
+        made = [
             np.asarray(r, self._type(v.aval.dtype))
             for r, v in zip(results, eqn.outvars, strict=True)
         ]
+        shapes = [v.aval.shape for v in eqn.outvars]
+        assert [m.shape for m in made] == shapes, f"{eqn} is of another shape than {made}"
+        return made
 
     def _bound(self, eqn: Eqn, args: list[Any]) -> list[Any]:
         if not self.double:

@@ -29,7 +29,7 @@ def _remainder(_: Params, x: np.ndarray, y: np.ndarray) -> Any:
 def _cast(params: Params, x: np.ndarray) -> Any:
     new = np.dtype(params["new_dtype"])
     if x.dtype.kind == "c" and new.kind != "c":
-        x = x.real
+        x = np.real(x)
     if x.dtype.kind == "f" and new.kind in "iu":  # XLA goes to the nearest number there is
         bounds = np.iinfo(new)
         inside = np.clip(np.nan_to_num(np.trunc(x)), float(bounds.min), float(bounds.max))

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from hunt.relations import KEY, Operand, Sizes
 
@@ -168,7 +169,7 @@ def equations_in(jaxpr: Any) -> Iterator[Any]:
     """All equations, at any depth."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+        for inner in core.jaxprs_in_params(eqn.params):
             yield from equations_in(inner)
 
 

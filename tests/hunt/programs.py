@@ -5,8 +5,8 @@ python -m hunt.programs --replay SEED:INDEX     one draw again, made small
 
 The function stands in glue, in a component, in the body of a scan or in a branch; what it makes
 goes into the parameters, a row of the state or a metric, reduced in one of the ways there are. If
-the cut is accepted, one iteration of the whole and one of the replicas, from one random state and in
-double precision, must give the same state and metrics.
+the cut is accepted, one iteration of the whole and one of the replicas, from one random state and
+in double precision, must give the same state and metrics.
 """
 
 import argparse
@@ -303,7 +303,9 @@ def play(source: Traced, sizes: Sizes, rng: np.random.Generator) -> str:
 
 def _random(aval: Any, rng: np.random.Generator) -> Any:
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
-        return jax.random.wrap_key_data(rng.integers(0, 2**32, (*aval.shape, 2), dtype=np.uint32))
+        return jax.random.wrap_key_data(
+            jnp.asarray(rng.integers(0, 2**32, (*aval.shape, 2), dtype=np.uint32))
+        )
     if aval.dtype.kind == "b":
         return rng.integers(0, 2, aval.shape).astype(bool)
     if aval.dtype.kind in "iu":

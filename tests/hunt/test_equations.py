@@ -94,7 +94,8 @@ def test_a_false_claim_is_found_and_made_small(monkeypatch):
     assert len(found.bad) == 3
     for number, text in found.bad.items():
         assert text.count(" = ") <= 3, text  # the sizes, and one call
-        assert "claimed" in replay(*map(int, number.split(":")))
+        seed, index = map(int, number.split(":"))
+        assert "claimed" in replay(seed, index)
 
 
 def test_a_right_claim_stands():
