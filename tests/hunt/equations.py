@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,12 +23,17 @@ import numpy as np
 from hunt.catalogue import chances, functions
 from hunt.draw import Draw
 from hunt.judge import Uncomputable, Verdict, double_precision, explained, judge
+from hunt.makers import makers
 from hunt.program import Program
 from hunt.shrink import shrunk
 
 REFUSED_TRIED = 0.15
 """of programs of which nothing is claimed, how many are computed to see whether something holds"""
 MOST_STEPS, ATTEMPTS = 3, 12
+PORTION = 500
+"""draws after which counts are kept"""
+DIRECTED = 10**8
+"""where indices of draws of one primitive begin"""
 
 
 def drawn(seed: int, index: int, last: Sequence[str] = ()) -> Program | None:
@@ -111,16 +117,19 @@ def hunt(
                 continue
             found.add(program, verdict)
             if verdict.is_bad:
-                found.bad[f"{seed}:{index}"] = (
-                    small(program, verdict, seed, index) if shrink else explained(program, verdict)
+                number = " --function ".join([f"{seed}:{index}", *last])
+                found.bad[number] = (
+                    small(program, verdict, [seed, index])
+                    if shrink
+                    else explained(program, verdict)
                 )
-                say(f"{command(f'{seed}:{index}', last)}\n{found.bad[f'{seed}:{index}']}\n")
+                say(f"{command(number)}\n{found.bad[number]}\n")
     return found
 
 
-def small(program: Program, verdict: Verdict, seed: int, index: int) -> str:
-    program, verdict = shrunk(program, verdict, lambda p: judge(p, [seed, index]))
-    return explained(program, verdict)
+def small(program: Program, verdict: Verdict, seed: Sequence[int]) -> str:
+    """What is wrong, of the smallest program that is."""
+    return explained(*shrunk(program, verdict, lambda p: judge(p, seed)))
 
 
 def replay(seed: int, index: int, last: Sequence[str] = ()) -> str:
@@ -131,23 +140,24 @@ def replay(seed: int, index: int, last: Sequence[str] = ()) -> str:
         verdict = judge(program, [seed, index])
         if not verdict.is_bad:
             return f"{program}\nnothing false is claimed"
-        return f"{program}\n\n{small(program, verdict, seed, index)}"
+        return f"{program}\n\n{small(program, verdict, [seed, index])}"
 
 
-def command(number: str, last: Sequence[str] = ()) -> str:
-    ends = f" --function {last[0]}" if last else ""
-    return f"python -m hunt.equations --replay {number}{ends}"
+def command(number: str) -> str:
+    return f"python -m hunt.equations --replay {number}"
 
 
 def report(found: Found, seconds: float) -> str:
-    lines = [
-        f"{found.drawn} draws, {found.drawn / max(seconds, 1e-9):.0f} a second; {found.failed} had"
-        f" no function; {found.claims} claims tried, {found.refused} results refused,"
-        f" {len(found.bad)} false"
-    ]
+    lines = []
     if found.held:
-        lines.append("\nrefused although a relation holds, most frequent first:")
+        lines.append("refused although a relation holds, most frequent first:")
         lines += [f"{count:6} {name}" for name, count in found.held.most_common(25)]
+    primitives = len({primitive for primitive, _ in found.seen})
+    lines.append(
+        f"{found.drawn} draws ({found.failed} do not run), {found.claims} claims of {primitives} "
+        f"primitives tried, {found.refused} results refused, {len(found.bad)} false; "
+        f"{seconds:.0f} s"
+    )
     return "\n".join(lines)
 
 
@@ -181,37 +191,76 @@ def from_json(kept: dict[str, Any]) -> Found:
     )
 
 
+def enough_of_each(found: Found, least: int, seed: int, keep: Callable[[], None]) -> list[str]:
+    """Further draws that end with functions which make what was met too seldom; what still is."""
+
+    def seldom() -> list[str]:
+        met = Counter[str]()
+        for (primitive, _), count in found.seen.items():
+            met[primitive] += count
+        return [p for p in sorted(makers()) if met[p] < least]
+
+    for primitive in seldom():
+        names = makers()[primitive]
+        first = DIRECTED + 1000 * sorted(makers()).index(primitive)
+        for name in names:
+            hunt(seed, iter(range(first, first + 10 * least)), last=[name], found=found)
+            if primitive not in seldom():
+                break
+        keep()
+    return seldom()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10**9)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--count", type=int, default=10**8)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of this process' time")
     parser.add_argument("--function", action="append", default=[], help="the last function")
     parser.add_argument("--replay", metavar="SEED:INDEX")
-    parser.add_argument("--json", help="write what was found to this file")
+    parser.add_argument("--progress", type=Path, help="a file to go on from, and to keep counts in")
+    parser.add_argument("--enough", type=int, default=0, help="equations of every primitive")
     options = parser.parse_args()
     if options.replay:
         seed, index = map(int, options.replay.split(":"))
         print(replay(seed, index, options.function))
         return 0
     jax.config.update("jax_disable_most_optimizations", True)  # most programs run once
+    file = options.progress
+    found = from_json(json.loads(file.read_text())) if file and file.exists() else Found()
+
+    def keep() -> None:
+        if file:
+            file.with_suffix(".new").write_text(json.dumps(as_json(found), indent=1))
+            file.with_suffix(".new").replace(file)
+
     begin = time.process_time()
-    indices = iter(range(options.start, options.start + options.count))
-    found = hunt(
-        options.seed,
-        indices,
-        seconds=options.seconds,
-        last=options.function,
-        say=lambda text: print(text, flush=True),
-    )
+    first = found.drawn
+    while first < options.count:
+        last = min(first + PORTION, options.count)
+        indices = iter(range(options.start + first, options.start + last))
+        left = options.seconds - (time.process_time() - begin)
+        hunt(
+            options.seed,
+            indices,
+            seconds=left,
+            last=options.function,
+            found=found,
+            say=lambda text: print(text, flush=True),
+        )
+        keep()
+        if found.drawn < last:
+            break
+        first = last
+        jax.clear_caches()  # programs take memory maps, which are limited
+    seldom = enough_of_each(found, options.enough, options.seed, keep) if options.enough else []
+    if seldom:
+        print(f"fewer than {options.enough} equations of: {', '.join(seldom)}")
     print(report(found, time.process_time() - begin))
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(as_json(found), file, indent=1)
-    return 1 if found.bad else 0
+    return 1 if found.bad or seldom else 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ in double precision, must give the same state and metrics.
 """
 
 import argparse
+import json
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +46,10 @@ PLAYED = ("gpu-only", "multi-learner")
 """policies all of whose fragments have a replica for every part of the environments"""
 OTHERS = ("single-learner-coarse", "central")
 """policies of which it is only seen whether the cut is made"""
+
+
+PORTION = 20
+"""programs after which counts are kept"""
 
 
 class State(NamedTuple):
@@ -375,8 +381,8 @@ def report(
     found: Found, say: Callable[[str], str] = "python -m hunt.programs --replay {}".format
 ) -> str:
     counts = ", ".join(f"{n} {name}" for name, n in found.outcomes.most_common())
-    lines = [f"{found.drawn} programs: {counts}"]
-    lines += [f"\n{say(number)}\n{text}" for number, text in found.wrong.items()]
+    lines = [f"{say(number)}\n{text}\n" for number, text in found.wrong.items()]
+    lines.append(f"{found.drawn} programs: {counts}")
     return "\n".join(lines)
 
 
@@ -388,6 +394,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--replay", metavar="SEED:INDEX")
+    parser.add_argument("--progress", type=Path, help="a file to go on from, and to keep counts in")
     options = parser.parse_args()
     jax.config.update("jax_disable_most_optimizations", True)
     if options.replay:
@@ -395,7 +402,19 @@ def main() -> int:
         found = hunt(seed, iter([index]))
         print(drawn(seed, index), report(found), sep="\n\n")
         return 0
-    found = hunt(options.seed, iter(range(options.count)), seconds=options.seconds)
+    file = options.progress
+    kept = json.loads(file.read_text()) if file and file.exists() else {}
+    found = Found(Counter(kept.get("outcomes", {})), kept.get("wrong", {}))
+    begin = time.process_time()
+    while found.drawn < options.count:
+        last = min(found.drawn + PORTION, options.count)
+        left = options.seconds - (time.process_time() - begin)
+        hunt(options.seed, iter(range(found.drawn, last)), seconds=left, found=found)
+        if file:
+            file.write_text(json.dumps({"outcomes": found.outcomes, "wrong": found.wrong}))
+        if found.drawn < last:
+            break
+        jax.clear_caches()
     print(report(found))
     return 1 if found.wrong else 0
 
