@@ -27,6 +27,8 @@ from fragflow._jax import (
 )
 from hunt.numbers import TABLE
 
+MOST_EQUATIONS = 20_000
+"""that are computed one by one: loops that draw random numbers until some fit may take for ever"""
 Parts = list[list[Any]]
 """for each replica its values"""
 
@@ -38,6 +40,7 @@ class Lockstep:
     double: bool = False
     rounded: set[str] = field(default_factory=set)
     """primitives that were computed in their own types, not in double precision"""
+    left: int = MOST_EQUATIONS
 
     def run(self, closed: Any, parts: Sequence[Sequence[Any]]) -> Parts:
         """The results of every replica."""
@@ -52,6 +55,9 @@ class Lockstep:
         def read(env: dict[Any, Any], v: Any) -> Any:
             return self._given(v.val) if isinstance(v, Literal) else env[v]
 
+        self.left -= len(closed.jaxpr.eqns)
+        if self.left < 0:
+            raise RuntimeError("a program that takes too long")
         for eqn in closed.jaxpr.eqns:
             args = [[read(env, v) for v in eqn.invars] for env in envs]
             for env, results in zip(envs, self._equation(eqn, args), strict=True):

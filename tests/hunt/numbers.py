@@ -101,13 +101,7 @@ def _unstack(params: Params, x: np.ndarray) -> Any:
 
 
 def _selected(_: Params, which: np.ndarray, *cases: np.ndarray) -> Any:
-    if len(cases) == 1:
-        return cases[0]
-    return (
-        np.choose(which.astype(np.int64), cases)
-        if len(cases) > 2
-        else np.where(which, cases[1], cases[0])
-    )
+    return np.choose(which.astype(np.int64), cases)
 
 
 def _dot(params: Params, x: np.ndarray, y: np.ndarray) -> Any:
