@@ -44,6 +44,7 @@ def _smaller(program: Program, verdict: Verdict) -> Iterator[Program]:
             yield _kept(program, step + 1)
     elif len(program.steps) > 1:
         yield _kept(program, len(program.steps) - 1)
+    yield from _without_unread_steps(program)
     yield from _without_first_steps(program, verdict)
     used = _used(program)
     if used is not None:
@@ -70,6 +71,23 @@ def _step_of(program: Program, result: int) -> int:
 
 def _kept(program: Program, steps: int) -> Program:
     return replace(program, steps=program.steps[:steps], counts=program.counts[:steps])
+
+
+def _without_unread_steps(program: Program) -> Iterator[Program]:
+    """One step away whose results no other reads."""
+    read = {i for step in program.steps for i in step_refs(step)}
+    first = len(program.operands)
+    for k, count in enumerate(program.counts):
+        made = range(first, first + count)
+        if len(program.steps) > 1 and read.isdisjoint(made):
+            end = first + count
+            steps = [
+                renumbered(step, lambda i, end=end, count=count: i - count if i >= end else i)
+                for step in (*program.steps[:k], *program.steps[k + 1 :])
+            ]
+            counts = (*program.counts[:k], *program.counts[k + 1 :])
+            yield replace(program, steps=tuple(steps), counts=counts)
+        first += count
 
 
 def _without_first_steps(program: Program, verdict: Verdict) -> Iterator[Program]:
