@@ -140,7 +140,8 @@ def cut(whole: np.ndarray, kind: Kind, sizes: Sizes) -> list[np.ndarray]:
 def reduced(parts: Sequence[np.ndarray], kind: Kind) -> np.ndarray:
     """What the whole is of the parts of a partial value."""
     if kind.reduction != "sum":
-        return np.max(parts, 0) if kind.reduction == "max" else np.min(parts, 0)
+        most = np.max(parts, 0) if kind.reduction == "max" else np.min(parts, 0)
+        return _times(most, kind.degree, len(parts))
     dtype = parts[0].dtype
     total = np.sum(parts, 0, dtype=dtype if dtype.kind in "iuc" else np.float64)
     power = kind.degree - 1
