@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import fragflow as ff
 from fragflow.graph.traced import traced
+from fragflow.policies import POLICIES
+from fragflow.run import Experiment, run
 from graph.toy import Drift
 from hunt.program import Program, Ref, Step
 from hunt.programs import Case, Drawn, hunt, judge, operands, play, report
@@ -51,17 +52,13 @@ def test_what_is_refused_would_play_differently():
 def test_an_accepted_program_runs_alike(policy):
     accepted = replace(case("jax.numpy.tanh", Ref(0)), policy=policy)
     assert judge(accepted, [0]).outcome in ("played", "accepted")
-    runs = [
-        ff.train(
-            accepted.algorithm,
-            Drift(),
-            policy=policy,
-            workers=workers,
-            num_envs=SIZES.whole,
-            total_steps=4 * SIZES.whole,
-            eval_episodes=0,
-            quiet=True,
-        )
-        for workers in (1, 2)
-    ]
-    np.testing.assert_allclose(runs[0].params, runs[1].params, rtol=1e-5)
+    experiment = Experiment(
+        algorithm=accepted.algorithm,
+        environment=Drift(),
+        num_envs=SIZES.whole,
+        total_steps=4 * SIZES.whole,
+    )
+    one, two = (
+        run(experiment, POLICIES[policy], workers=workers).state.params for workers in (1, 2)
+    )
+    np.testing.assert_allclose(one, two, rtol=1e-5)
