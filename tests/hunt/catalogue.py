@@ -226,7 +226,8 @@ SPECIAL: dict[str, Arguments] = {
     "jax.numpy.bincount": lambda d: _args(d.places(), length=d.integer(3, 6)),
     "jax.numpy.linalg.solve": lambda d: _args(d.square(), d.square()),
     "jax.nn.one_hot": lambda d: _args(d.places_or(), d.integer(2, 5)),
-    "jax.scipy.special.polygamma": lambda d: _args(2.0, d.array("float")),
+    "jax.lax.polygamma": lambda d: _args(d.array("float"), d.array("float")),
+    "jax.lax.reduce_xor": lambda d: _args(d.matrix(1, "int"), (d.integer(0, 1),)),
     "hunt.forms.rewrapped": lambda d: _args(d.keys()),
     "hunt.forms.custom_reduce": lambda d: _args(
         d.matrix(1, d.one_of(("int", "float"))), d.axis(), d.integer(0, 4)
