@@ -73,12 +73,12 @@ NOT_DRAWN: Mapping[str, str] = {
     **_each("dim_as_value dimension_size shape_assertion", SHAPES),
     **_each("from_edtype to_edtype empty2 broadcast_to iota_2x32_shape", TYPES),
     **_each(
-        "philox2x32 philox4x32 threefry2x32 threefry4x32 rng_uniform random_seed ",
+        "philox2x32 philox4x32 threefry2x32 threefry4x32",
         "makes random bits inside other primitives, or for keys of another kind than the default",
     ),
     **_each("host_call host_program", "is an environment on the host, answered row by row"),
     **_each(
-        "geqp3 ormqr geqrf symmetric_product lu_pivots_to_permutation",
+        "geqp3 lu_pivots_to_permutation",
         "is linear algebra without a rule: JAX's batching rule judges it, as it does qr",
     ),
     **_each(

@@ -249,12 +249,14 @@ def _apart(a: np.ndarray, b: np.ndarray, tolerance: float) -> str:
         return ""
     if a.dtype.kind not in "fc" and b.dtype.kind not in "fc":
         return "" if np.array_equal(a, b) else f"{_short(a)} is not {_short(b)}"
-    if not np.array_equal(np.isnan(a), np.isnan(b)):
+    wide = np.complex128 if "c" in a.dtype.kind + b.dtype.kind else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    endless = ~np.isfinite(a)
+    if not np.array_equal(a[endless], b[~np.isfinite(b)], equal_nan=True) or (
+        not np.array_equal(endless, ~np.isfinite(b))
+    ):
         return f"{_short(a)} is not {_short(b)}"
-    a, b = (
-        np.nan_to_num(a, posinf=1e300, neginf=-1e300),
-        np.nan_to_num(b, posinf=1e300, neginf=-1e300),
-    )
+    a, b = np.where(endless, 0, a), np.where(endless, 0, b)
     scale = max(float(np.max(np.abs(a))), 1e-6)
     with np.errstate(over="ignore", invalid="ignore"):
         worst = float(np.max(np.abs(a / scale - b / scale)))
