@@ -36,7 +36,7 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
 
-COMPILED_QUICKLY = ("docs", "graph", "remote", "unit")
+COMPILED_QUICKLY = ("docs", "graph", "hunt", "remote", "unit")
 """folders whose programs are compiled with few optimisations: most of the time would go there"""
 
 
