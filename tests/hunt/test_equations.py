@@ -63,15 +63,16 @@ def test_operands_have_the_relation_of_their_kind_and_no_other(kind):
     assert holding(whole + rng.normal(size=whole.shape), parts, SIZES, 1e-9) == ""
 
 
+@pytest.mark.timeout(1800)
 def test_numpy_computes_what_jax_does():
     compared = 0
     with double_precision():
-        for index in range(60):
+        for index in range(30):
             program = drawn(5, index)
             if program is None:
                 continue
             compared += _is_as_jax(program, index)
-    assert compared > 30
+    assert compared > 15
 
 
 def _is_as_jax(program: Program, index: int) -> bool:
