@@ -4,7 +4,8 @@ python scripts/matrix.py smoke     the lock's versions, on every interpreter tha
 python scripts/matrix.py matrix    every Python with every supported JAX; writes docs/versions.md
 python scripts/matrix.py newest    the newest releases within pyproject.toml's bounds
 
-`--not 3.11` leaves a version out, `--pair 3.12:0.11.2` tries this one only. A finished cell of the matrix is kept until the code changes.
+`--not 3.11` leaves a version out, `--pair 3.12:0.11.2` tries this pair only. A finished cell of the
+matrix is kept until the code changes.
 """
 
 import argparse
@@ -218,7 +219,7 @@ def commit_of() -> str:
 
 
 def matrix(pythons: Mapping[str, str], pairs: Sequence[str], built: str) -> list[Cell]:
-    """Every pair (or those asked for), those that were finished at this commit from what is kept."""
+    """Every pair, or those asked for; what was finished at this commit is not tried again."""
     commit, kept = commit_of(), HOME / "cells.json"
     stored = json.loads(kept.read_text()) if kept.exists() else {}
     known = [Cell(**cell) for cell in stored.get(commit, [])]
