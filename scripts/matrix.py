@@ -4,7 +4,8 @@ python scripts/matrix.py smoke     the lock's versions, on every interpreter tha
 python scripts/matrix.py matrix    every Python with every supported JAX; writes docs/versions.md
 python scripts/matrix.py newest    the newest releases within pyproject.toml's bounds
 
-`--not 3.11` leaves a version out. A finished cell of the matrix is kept until the code changes.
+`--not 3.11` leaves a version out, `--pair 3.12:0.11.2` tries this pair only. A finished cell of the
+matrix is kept until the code changes.
 """
 
 import argparse
@@ -217,14 +218,16 @@ def commit_of() -> str:
     return found.stdout.strip()
 
 
-def matrix(pythons: Mapping[str, str], built: str) -> list[Cell]:
-    """Every pair, those that were finished at this commit from what is kept."""
+def matrix(pythons: Mapping[str, str], pairs: Sequence[str], built: str) -> list[Cell]:
+    """Every pair, or those asked for; what was finished at this commit is not tried again."""
     commit, kept = commit_of(), HOME / "cells.json"
     stored = json.loads(kept.read_text()) if kept.exists() else {}
     known = [Cell(**cell) for cell in stored.get(commit, [])]
     cells = []
     for name, python in pythons.items():
         for jax in JAX:
+            if pairs and f"{name}:{jax}" not in pairs:
+                continue
             found = next((c for c in known if (c.python, c.jax) == (name, jax)), None)
             if found is None or "failed" in found.checks.values():
                 found = tried(HOME / f"{name}-{jax}", python, with_jax(built, jax), name, jax)
@@ -248,10 +251,11 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("smoke", "matrix", "newest"))
     parser.add_argument("--not", dest="without", action="append", default=[], metavar="VERSION")
+    parser.add_argument("--pair", action="append", default=[], metavar="PYTHON:JAX")
     options = parser.parse_args()
     pythons = {n: p for n, p in interpreters().items() if n not in options.without}
     if options.what == "matrix":
-        cells = matrix(pythons, wheel())
+        cells = matrix(pythons, options.pair, wheel())
         PAGE.write_text(page(cells, commit_of()))
     else:
         install = (from_lock if options.what == "smoke" else newest)(wheel())
