@@ -85,7 +85,7 @@ def are_loops_apart() -> bool:
         keep_loops_apart()
     start = jax.ShapeDtypeStruct((_LARGEST_LOOP,), "float32", sharding=_on_cpu())
     loop = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: 1.5 * y + x, x))
-    return "xla_cpu_small_call" not in loop.lower(start).compile().as_text()
+    return "xla_cpu_small_call" not in (loop.lower(start).compile().as_text() or "")
 
 
 def _on_cpu() -> jax.sharding.Sharding:
