@@ -114,7 +114,6 @@ def _train(words: list[str]) -> int:
         "learners",
         "deterministic",
         "optimise",
-        "probe",
         "eval_every",
         "eval_episodes",
         "quiet",
