@@ -44,9 +44,18 @@ def serve(runs: Mapping[str, Callable[[], object]], info: Mapping[str, Any]) -> 
 class Worker:
     """The measuring side: a process that computes only between an order and its answer."""
 
-    def __init__(self, *arguments: object, python: str = sys.executable):
+    def __init__(
+        self,
+        *arguments: object,
+        python: str = sys.executable,
+        variables: Mapping[str, str] | None = None,
+    ):
         # Programs are compiled anew: none comes from JAX's cache on disk.
-        environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+        environment = {
+            **os.environ,
+            **(variables or {}),
+            "JAX_ENABLE_COMPILATION_CACHE": "false",
+        }
         self._process = subprocess.Popen(
             [python, *map(str, arguments)],
             stdin=subprocess.PIPE,

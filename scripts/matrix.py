@@ -265,7 +265,7 @@ def main() -> int:
             cells.append(Cell(name, cell.versions, cell.checks, cell.seconds, cell.versions))
             _say(cell)
     for version in options.without:
-        print(f"Python {version}: left out here (`make check` runs the whole suite on it)")
+        print(f"Python {version}: not asked for here (`make check` runs the whole suite on it)")
     print(table(cells) if cells else "there is no other interpreter here")
     return 1 if any("failed" in cell.checks.values() for cell in cells) else 0
 

@@ -216,14 +216,15 @@ def story_of(error: BaseException) -> str:
 def judging(*, is_running: bool) -> Iterator[None]:
     """Turns errors that nobody foresaw into those that a user can read, with the first as cause.
 
-    What the system says of files and connections it says well by itself.
+    What the system says of files and connections it says well by itself. That a program is to end
+    is no error, unless it is the user's code, in the middle of a run, that says so.
     """
     try:
         yield
-    except FragflowError:
+    except (FragflowError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
-        if isinstance(error, OSError) and users_frame(error) is None:
+    except BaseException as error:
+        if isinstance(error, OSError | SystemExit) and users_frame(error) is None:
             raise
         raise judged(error, is_running=is_running) from error
 

@@ -166,6 +166,36 @@ class Mine(Climber):
         algorithm="Mine",
         says=("in init: RuntimeError: no weights",),
     ),
+    "an exit": Mistake(
+        code="""
+class Mine(Climber):
+    def step(self, env, state, clock):
+        raise SystemExit("nothing  to do\\n\\x1b[2J")  # here
+""",
+        algorithm="Mine",
+        says=("in step: SystemExit: nothing to do \\x1b[2J (",),
+        travels=False,
+    ),
+    "no Exception": Mistake(
+        code="""
+class Fall(BaseException):
+    pass
+
+
+class Slippery(Slope):
+    def step(self, action):
+        raise Fall("deep")  # here
+
+
+class Mine(OnHost):
+    def open(self, ids):
+        return Slippery(ids)
+""",
+        env="Mine",
+        exit_code=3,
+        says=("in step: Fall: deep",),
+        travels=False,
+    ),
     "arguments": Mistake(
         code="""
 class Mine(Climber):
@@ -267,6 +297,37 @@ MINE = PPO(rollout_length=4, epochs=1, minibatches=1, network=Net())
 """,
         algorithm="MINE",
         says=("in policy: TypeError", "(2,) and (3,)"),
+    ),
+    "network's answer": Mistake(
+        code="""
+@dataclass(frozen=True)
+class Net:
+    def init(self, key, observation, action):
+        return {"actor": jnp.ones((2, 1)), "critic": jnp.ones((2, 1))}
+
+    def policy(self, actor, obs):
+        return ff.ops.Normal(obs @ actor, jnp.ones(1))
+
+    def value(self, critic, obs):  # here
+        return obs @ critic
+
+
+class Mine(Hill):
+    action = ff.Box(shape=(1,))
+
+    def step(self, state, action, key):
+        return super().step(state, action[0], key)
+
+
+from fragflow.algorithms.ppo import PPO
+
+MINE = PPO(rollout_length=4, epochs=1, minibatches=1, network=Net())
+""",
+        algorithm="MINE",
+        env="Mine",
+        says=("Net.value returned float32[", ", 1]: expected one number for each observation of "),
+        has_report=False,
+        travels=False,
     ),
     "policy at import": Mistake(
         code="""

@@ -284,7 +284,9 @@ class DQN(ff.Algorithm):
 
     @property
     def _network(self) -> ops.QNetwork:
-        return self.network or ops.MLPQNetwork(self.hidden, self.dueling)
+        if self.network is None:
+            return ops.MLPQNetwork(self.hidden, self.dueling)
+        return ops.GivenQNetwork(self.network)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

@@ -195,7 +195,9 @@ class IMPALA(ff.Algorithm):
 
     @property
     def _network(self) -> ops.ActorCriticNetwork:
-        return self.network or ops.MLPActorCritic(self.hidden)
+        if self.network is None:
+            return ops.MLPActorCritic(self.hidden)
+        return ops.GivenActorCritic(self.network)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

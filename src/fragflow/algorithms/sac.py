@@ -229,7 +229,9 @@ class SAC(ff.Algorithm):
 
     @property
     def _network(self) -> ops.SoftNetwork:
-        return self.network or ops.MLPSoftNetwork(self.hidden)
+        if self.network is None:
+            return ops.MLPSoftNetwork(self.hidden)
+        return ops.GivenSoftNetwork(self.network)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

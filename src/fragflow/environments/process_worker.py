@@ -73,7 +73,7 @@ def serve(connection: "Connection[Any, Any]", descriptor: int) -> None:
         try:
             for _ in range(order.number):
                 environments.append(make_environment(order.name, order.arguments))
-        except Exception as error:
+        except BaseException as error:  # also sys.exit, or the main process would wait in vain
             connection.send(
                 (len(environments), f"{type(error).__name__}: {error}", story_of(error))
             )

@@ -51,7 +51,9 @@ def reset_all(environments: Sequence[Any], seeds: np.ndarray, obs: np.ndarray) -
     try:
         for i, (env, seed) in enumerate(zip(environments, seeds, strict=True)):
             _store(obs, i, env.reset(seed=int(seed))[0])
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also sys.exit: it is an environment that says so, not the user
         raise Failed(i, f"{type(error).__name__}: {error}") from error
 
 
@@ -70,7 +72,9 @@ def step_all(environments: Sequence[Any], action: np.ndarray, out: Arrays) -> No
                 seen = env.reset()[0]
             if not is_same:
                 _store(obs, i, seen)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also sys.exit: it is an environment that says so, not the user
         raise Failed(i, f"{type(error).__name__}: {error}") from error
 
 

@@ -15,6 +15,9 @@ from fragflow.ops.distributions import Categorical as Categorical
 from fragflow.ops.distributions import Distribution as Distribution
 from fragflow.ops.distributions import MultiCategorical as MultiCategorical
 from fragflow.ops.distributions import Normal as Normal
+from fragflow.ops.given_networks import GivenActorCritic as GivenActorCritic
+from fragflow.ops.given_networks import GivenQNetwork as GivenQNetwork
+from fragflow.ops.given_networks import GivenSoftNetwork as GivenSoftNetwork
 from fragflow.ops.losses import clipped_surrogate as clipped_surrogate
 from fragflow.ops.losses import clipped_value_loss as clipped_value_loss
 from fragflow.ops.losses import value_loss as value_loss

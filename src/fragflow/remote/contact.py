@@ -17,8 +17,8 @@ from fragflow.remote.versions import refuse_other
 from fragflow.remote.wire import BEAT_SECONDS, Line
 from fragflow.runtime.channels import Closed
 
-START_SECONDS = 60.0
-"""for a process to start"""
+START_SECONDS = 120.0
+"""for a process to start, on a machine that has other things to do as well"""
 SILENCE_SECONDS = 10 * BEAT_SECONDS
 """without a sign of life, after which a process counts as stuck"""
 GRACE_SECONDS = 5.0

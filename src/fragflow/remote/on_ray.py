@@ -14,7 +14,7 @@ import zmq
 
 from fragflow.errors import ConfigError
 from fragflow.remote.cluster import Cluster, check_needs, need_of
-from fragflow.remote.contact import START_SECONDS, RemoteProcess
+from fragflow.remote.contact import RemoteProcess
 from fragflow.remote.doors import Network
 from fragflow.remote.janitor import employ
 from fragflow.remote.launcher import Demand, Launcher, jax_settings, label_of
@@ -24,6 +24,8 @@ from fragflow.remote.ray_access import connected, import_ray
 from fragflow.remote.seat import Seat, Terms
 from fragflow.remote.wire import Line
 
+ROOM_SECONDS = 60.0
+"""for a cluster to find room"""
 WATCH_SECONDS = 0.2
 """how often Ray is asked whether an actor lives"""
 NAME, COORDINATOR = "FRAGFLOW_WORKER", "FRAGFLOW_COORDINATOR"
@@ -76,10 +78,10 @@ class RayLauncher(Launcher):
         self._bundles = {n: k for k, site in enumerate(placement.sites) for n in site}
         strategy = "PACK" if placement.is_packed else "SPREAD"
         self._group = self._ray.util.placement_group(bundles, strategy=strategy)
-        if not self._group.wait(START_SECONDS):
+        if not self._group.wait(ROOM_SECONDS):
             free = self._ray.available_resources()
             raise ConfigError(
-                f"the cluster has no room for {_words(bundles)} within {START_SECONDS:.0f} "
+                f"the cluster has no room for {_words(bundles)} within {ROOM_SECONDS:.0f} "
                 f"seconds: free are {_amounts(free)} on {len(self._ray.nodes())} nodes, part of "
                 "which others may hold, or which no single node has"
             )

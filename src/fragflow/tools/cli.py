@@ -20,7 +20,7 @@ from fragflow.tools.options import (
     value_of,
     with_config_file,
 )
-from fragflow.tools.report import line_of, silence_callbacks
+from fragflow.tools.report import line_of, printable, silence_callbacks
 
 if TYPE_CHECKING:
     from fragflow.tools.check import Finding
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         _drop_output()
-        print(f"fragflow: error: {error}", file=sys.stderr)
+        print(f"fragflow: error: {printable(str(error))}", file=sys.stderr)
         return RunError.exit_code
     raise raw
 

@@ -44,7 +44,7 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
 
 def line_of(error: FragflowError) -> str:
     """What the command line says of an error; writes its traceback if that was not done."""
-    words = " ".join(str(error).split())
+    words = printable(str(error))
     if not has_story(error):
         return words
     if isinstance(error, InternalError):
@@ -57,6 +57,12 @@ def line_of(error: FragflowError) -> str:
     except OSError as problem:
         return f"{words} (the traceback could not be kept: {problem})"
     return f"{words} (the whole traceback: {path})"
+
+
+def printable(message: str) -> str:
+    """In one line, and without what a terminal would obey: messages quote files and programs."""
+    line = " ".join(part.strip() for part in message.splitlines()).replace("\t", " ")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def versions() -> list[str]:

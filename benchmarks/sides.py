@@ -1,0 +1,187 @@
+"""Whether one checkout of fragflow, Python or JAX is slower than another: the same work, in turns.
+
+    python benchmarks/sides.py \\
+        --side before ../before ../before/.venv/bin/python \\
+        --side now . .venv/bin/python
+
+The first side is what the others are measured against. A side's further words, NAME=VALUE, are
+environment variables of its own. Three things are timed: whole iterations of one program
+(`gpu-only`) and of fragments (`single-learner-coarse`), compiled before, and the first command of
+the README from start to end, without a cache of compiled programs.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import measure
+
+PARTS = ("fused", "coarse", "demo")
+START = "import sys; from fragflow.tools.cli import main; sys.exit(main())"
+DEMO = ("-c", START, "train", "ppo", "--env", "CartPole-v1", "--total-steps", "524288")
+TARGET = 1.03
+
+
+@dataclass(frozen=True)
+class Side:
+    """Who computes: sources, an interpreter with what they need, variables."""
+
+    name: str
+    checkout: Path
+    python: str
+    variables: dict[str, str]
+
+    def environment(self) -> dict[str, str]:
+        return self.variables | {"PYTHONPATH": str(self.checkout / "src")}
+
+    def worker(self, *arguments: object) -> measure.Worker:
+        script = self.checkout / "benchmarks" / "fused.py"
+        return measure.Worker(script, *arguments, python=self.python, variables=self.environment())
+
+
+def main() -> None:
+    options = _options()
+    sides = [_side(words) for words in options.side]
+    results: dict[str, Any] = {"machine": measure.machine(), "target": TARGET, "parts": {}}
+    for part in options.only:
+        results["parts"][part] = _PARTS[part](sides, options.rounds)
+        measure.write(options.json, results)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add(
+        "--side",
+        action="append",
+        nargs="+",
+        required=True,
+        metavar=("NAME", "CHECKOUT PYTHON"),
+        help="a side: its name, checkout and interpreter, then variables NAME=VALUE",
+    )
+    add("--rounds", type=int, default=12, help="samples of each side; at least 10 for a verdict")
+    add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts to run")
+    add("--json", type=Path, help="where to write the results as data")
+    options = parser.parse_args()
+    if len(options.side) < 2 or any(len(words) < 3 for words in options.side):
+        parser.error("give two sides or more: --side NAME CHECKOUT PYTHON [NAME=VALUE ...]")
+    return options
+
+
+def _side(words: Sequence[str]) -> Side:
+    name, checkout, python, *variables = words
+    # Not resolved: the interpreter of a virtual environment is a link, and works only as one.
+    return Side(
+        name,
+        Path(checkout).resolve(),
+        os.path.abspath(python),
+        dict(variable.split("=", 1) for variable in variables),
+    )
+
+
+def _fused(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
+    return _served(
+        "gpu-only, 64 environments x 128 steps, 524,288 steps per sample",
+        sides,
+        ("--worker", "rival", "--envs", 64, "--steps", 524_288),
+        "go",
+        rounds,
+    )
+
+
+def _coarse(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
+    return _served(
+        "single-learner-coarse, one worker, 64 environments x 128 steps",
+        sides,
+        ("--worker", "coarse"),
+        "single-learner-coarse",
+        rounds,
+    )
+
+
+def _served(
+    title: str, sides: Sequence[Side], arguments: Sequence[object], order: str, rounds: int
+) -> dict[str, Any]:
+    workers = {side.name: side.worker(*arguments) for side in sides}
+    versions = {name: worker.info["versions"] for name, worker in workers.items()}
+    runs = {name: (lambda worker=worker: worker.run(order)) for name, worker in workers.items()}
+    data = _compared(title, runs, rounds)
+    for worker in workers.values():
+        worker.close()
+    return data | {"versions": versions}
+
+
+def _demo(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+
+        def trained(side: Side) -> measure.Sample:
+            variables = os.environ | side.environment() | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+            run_dir = tempfile.mkdtemp(dir=folder)
+            command = [side.python, *DEMO, "--run-dir", str(Path(run_dir) / "run")]
+            return measure.timed(
+                lambda: subprocess.run(
+                    command, check=True, env=variables, stdout=subprocess.DEVNULL
+                )
+            )
+
+        runs = {side.name: (lambda side=side: trained(side)) for side in sides}
+        return _compared("the README's first command, from start to end", runs, rounds)
+
+
+_PARTS = {"fused": _fused, "coarse": _coarse, "demo": _demo}
+
+
+def _compared(
+    title: str, runs: dict[str, Callable[[], measure.Sample]], rounds: int
+) -> dict[str, Any]:
+    samples = measure.interleaved(runs, rounds)
+    seconds = {name: [s.seconds for s in all_] for name, all_ in samples.items()}
+    cpu = {name: [s.cpu_seconds or 0.0 for s in all_] for name, all_ in samples.items()}
+    first, *others = samples
+    measure.print_table(
+        f"{title}, {rounds} rounds",
+        ("", "median s", "fastest", "slowest", "CPU s"),
+        [
+            (
+                name,
+                *(f"{f(seconds[name]):.3f}" for f in (statistics.median, min, max)),
+                f"{statistics.median(cpu[name]):.2f}",
+            )
+            for name in samples
+        ],
+    )
+    ratios: dict[str, Any] = {}
+    for name in others:
+        ratio, low, high = measure.ratio_of_medians(seconds[name], seconds[first])
+        spent, least, most = measure.ratio_of_medians(cpu[name], cpu[first])
+        ratios[name] = {
+            "wall-clock": {"ratio": ratio, "interval": [low, high]},
+            "CPU": {"ratio": spent, "interval": [least, most]},
+        }
+        print(
+            f"  {name} / {first}: {ratio:.3f}x, 95 % within {low:.3f} to {high:.3f}: "
+            f"{_verdict(ratio, low, high)} (CPU time {spent:.3f}x, {least:.3f} to {most:.3f})"
+        )
+    print(f"  {measure.quiet(samples)}")
+    return {"rounds": rounds, "ratios": ratios, **measure.as_data(samples)}
+
+
+def _verdict(ratio: float, low: float, high: float) -> str:
+    share = f"{TARGET - 1:.0%}"
+    if high <= TARGET:  # and so is the ratio, wherever in the interval it is
+        return f"within {share}, with all of the interval"
+    if high - low > TARGET - 1:
+        return f"undecided: the interval is wider than {share}"
+    return f"{'within' if ratio <= TARGET else 'NOT within'} {share}"
+
+
+if __name__ == "__main__":
+    main()
