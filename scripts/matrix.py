@@ -4,8 +4,8 @@ python scripts/matrix.py smoke     the lock's versions, on every interpreter tha
 python scripts/matrix.py matrix    every Python with every supported JAX; writes docs/versions.md
 python scripts/matrix.py newest    the newest releases within pyproject.toml's bounds
 
-`--not 3.11` leaves a version out, `--pair 3.12:0.11.2` tries this pair only. A finished cell of the
-matrix is kept until the code changes.
+`--not 3.11` leaves a version out, `--pair 3.12:0.11.2` tries this pair only. A finished pair of the
+matrix is kept until the code changes, with `--keep` also then: the table has its commit.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,6 +64,7 @@ class Cell:
     checks: Mapping[str, str]
     seconds: float
     versions: str
+    commit: str = ""
 
 
 def interpreters() -> dict[str, str]:
@@ -181,10 +182,12 @@ def table(cells: Sequence[Cell]) -> str:
     for check in checks:
         marks = (MARKS[cell.checks.get(check, "absent")] for cell in cells)
         lines.append(f"| {check} | {' | '.join(marks)} |")
+    if any(cell.commit for cell in cells):
+        lines.append(f"| commit | {' | '.join(f'`{cell.commit}`' for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def page(cells: Sequence[Cell], commit: str) -> str:
+def page(cells: Sequence[Cell]) -> str:
     supported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounds = next(d for d in supported["dependencies"] if d.startswith("jax"))
     machine = f"{platform.system()} {platform.machine()}"
@@ -192,7 +195,7 @@ def page(cells: Sequence[Cell], commit: str) -> str:
         bounds=bounds,
         python=supported["requires-python"],
         table=table(cells),
-        made=f"Made at commit `{commit}` on {datetime.now(UTC).date()}, on {machine}.",
+        made=f"Made on {datetime.now(UTC).date()}, on {machine}.",
         locked=_locked("jax"),
     )
 
@@ -218,24 +221,25 @@ def commit_of() -> str:
     return found.stdout.strip()
 
 
-def matrix(pythons: Mapping[str, str], pairs: Sequence[str], built: str) -> list[Cell]:
-    """Every pair, or those asked for; what was finished at this commit is not tried again."""
+def matrix(pythons: Mapping[str, str], pairs: Sequence[str], keep: bool, built: str) -> list[Cell]:
+    """Every pair, or those asked for; what was finished is not tried again."""
     commit, kept = commit_of(), HOME / "cells.json"
-    stored = json.loads(kept.read_text()) if kept.exists() else {}
-    known = [Cell(**cell) for cell in stored.get(commit, [])]
-    cells = []
+    stored = json.loads(kept.read_text()) if kept.exists() else []
+    cells = {(c["python"], c["jax"]): Cell(**c) for c in stored}
     for name, python in pythons.items():
         for jax in JAX:
             if pairs and f"{name}:{jax}" not in pairs:
                 continue
-            found = next((c for c in known if (c.python, c.jax) == (name, jax)), None)
-            if found is None or "failed" in found.checks.values():
-                found = tried(HOME / f"{name}-{jax}", python, with_jax(built, jax), name, jax)
+            found = cells.get((name, jax))
+            is_old = found is None or (found.commit != commit and not keep)
+            if found is None or is_old or "failed" in found.checks.values():
+                made = tried(HOME / f"{name}-{jax}", python, with_jax(built, jax), name, jax)
                 shutil.rmtree(HOME / f"{name}-{jax}", ignore_errors=True)
-            cells.append(found)
-            kept.write_text(json.dumps({commit: [asdict(cell) for cell in cells]}, indent=1))
+                found = cells[name, jax] = replace(made, commit=commit)
+            kept.write_text(json.dumps([asdict(cell) for cell in cells.values()], indent=1))
             _say(found)
-    return cells
+    order = [(name, jax) for name in pythons for jax in JAX]
+    return [cells[pair] for pair in order if pair in cells]
 
 
 def _say(cell: Cell) -> None:
@@ -252,11 +256,12 @@ def main() -> int:
     parser.add_argument("what", choices=("smoke", "matrix", "newest"))
     parser.add_argument("--not", dest="without", action="append", default=[], metavar="VERSION")
     parser.add_argument("--pair", action="append", default=[], metavar="PYTHON:JAX")
+    parser.add_argument("--keep", action="store_true", help="also what was made at other commits")
     options = parser.parse_args()
     pythons = {n: p for n, p in interpreters().items() if n not in options.without}
     if options.what == "matrix":
-        cells = matrix(pythons, options.pair, wheel())
-        PAGE.write_text(page(cells, commit_of()))
+        cells = matrix(pythons, options.pair, options.keep, wheel())
+        PAGE.write_text(page(cells))
     else:
         install = (from_lock if options.what == "smoke" else newest)(wheel())
         cells = []
