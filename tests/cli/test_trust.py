@@ -12,7 +12,7 @@ import fragflow as ff
 from cli.tiny import Finished
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import ADAPTERS
-from fragflow.errors import ConfigError
+from fragflow.errors import ConfigError, UserCodeError
 from fragflow.tools.cli import main
 from fragflow.tools.commands import TRAIN
 from fragflow.tools.options import hyperparameters
@@ -97,7 +97,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_marker_is_found_by_who_names_it(proof: Path) -> None:
     """Otherwise, none of the tests here could fail."""
-    with pytest.raises(SystemExit, match="imported"):
+    with pytest.raises(UserCodeError, match="SystemExit: imported"):
         ff.train("marker:X", "CartPole-v1")
     assert proof.read_text() == "marker"
     proof.unlink()

@@ -48,16 +48,17 @@ def weights(outcome: Outcome) -> np.ndarray:
 @pytest.mark.parametrize("lag", [1, 2, 3])
 def test_acts_on_parameters_of_that_age(lag: int, workers: int) -> None:
     late = train(Toy(disturb=still), "single-learner-coarse", f"lag={lag}", workers)
-    np.testing.assert_array_equal(weights(late), weights(oracle(lag)))
-    assert [row.metrics["reward"] for row in late.rows] == [
-        row.metrics["reward"] for row in oracle(lag).rows
-    ]
+    # The oracle is another program, which XLA may round differently.
+    np.testing.assert_allclose(weights(late), weights(oracle(lag)), rtol=1e-4, atol=1e-6)
+    assert [row.metrics["reward"] for row in late.rows] == pytest.approx(
+        [row.metrics["reward"] for row in oracle(lag).rows], rel=1e-5
+    )
     assert [row.metrics["lag"] for row in late.rows] == [min(k, lag) for k in range(ITERATIONS)]
 
 
 def test_lockstep_is_something_else() -> None:
     now = train(Toy(disturb=still), "single-learner-coarse", "lockstep")
-    assert not np.array_equal(weights(now), weights(oracle(1)))
+    assert not np.allclose(weights(now), weights(oracle(1)), rtol=1e-2)
 
 
 @pytest.mark.parametrize(("workers", "learners"), [(1, 1), (2, 1), (2, 2)])
