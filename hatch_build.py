@@ -1,5 +1,7 @@
 """Builds the kernels in C++ when the package is installed, if there is a compiler."""
 
+import contextlib
+import ctypes
 import importlib.util
 import os
 import shlex
@@ -68,11 +70,11 @@ def build(source: Path, library: Path) -> str | None:
     if not compiler:
         return "there is no C++ compiler (c++)"
     options = ["-O3", "-std=c++17", "-fPIC", "-shared", "-w", "-isystem", str(headers)]
-    return _run([*compiler, *options, str(source), "-o", str(library)], seconds)
+    return _run([*compiler, *options, str(source), "-o", str(library)], library, seconds)
 
 
-def _run(command: list[str], seconds: float) -> str | None:
-    """Runs a compiler; why it failed, if it did."""
+def _run(command: list[str], library: Path, seconds: float) -> str | None:
+    """Runs a compiler that makes `library`; why it failed, if it did."""
     with tempfile.TemporaryFile() as output:  # no pipe: who holds its end could make us wait
         try:
             # A group of its own: a compiler starts others, which must not outlive it.
@@ -94,10 +96,18 @@ def _run(command: list[str], seconds: float) -> str | None:
             _end(process)
             raise
         if code == 0:
-            return None
+            return None if _loads(library) else f"{command[0]} has not made a library"
         output.seek(0)
         words = " ".join(output.read().decode(errors="replace").split())
         return f"{command[0]} failed with exit code {code}: {words[-500:]}"
+
+
+def _loads(library: Path) -> bool:
+    """Whether there is a library that can be loaded: some compilers only say that they are done."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(str(library))
+        return True
+    return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

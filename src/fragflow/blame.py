@@ -221,10 +221,11 @@ def judging(*, is_running: bool) -> Iterator[None]:
     """
     try:
         yield
-    except (FragflowError, KeyboardInterrupt, GeneratorExit):
+    except (FragflowError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if isinstance(error, OSError | SystemExit) and users_frame(error) is None:
+        is_signal = isinstance(error, OSError | SystemExit | GeneratorExit)
+        if is_signal and users_frame(error) is None:
             raise
         raise judged(error, is_running=is_running) from error
 

@@ -277,6 +277,64 @@ class Mine(Hill):
         says=("step makes the state float32[], but reset makes it int32[]",),
         has_report=False,
     ),
+    "environment's ends": Mistake(
+        code="""
+class Mine(Hill):
+    def step(self, state, action, key):  # here
+        return super().step(state, action, key)._replace(terminated=jnp.zeros(2, bool))
+""",
+        env="Mine",
+        says=("step gives terminated of shape [2], expected []",),
+        has_report=False,
+        travels=False,
+    ),
+    "environment's space": Mistake(
+        code="""
+class Mine(Hill):
+    action = "up or down"  # here
+""",
+        algorithm="a2c",
+        env="Mine",
+        says=("environment 'hill': its action is 'up or down', expected a space",),
+        has_report=False,
+        has_place=False,
+        travels=False,
+    ),
+    "no network": Mistake(
+        code="""
+from fragflow.algorithms.ppo import PPO
+
+MINE = PPO(rollout_length=4, epochs=1, minibatches=1, network=5)  # here
+""",
+        algorithm="MINE",
+        says=("the network is 5: expected an object with init, policy, value",),
+        has_report=False,
+        has_place=False,
+        travels=False,
+    ),
+    "network's distributions": Mistake(
+        code="""
+@dataclass(frozen=True)
+class Net:
+    def init(self, key, observation, action):
+        return {"actor": jnp.ones((2, 1)), "critic": jnp.ones(2)}
+
+    def policy(self, actor, obs):  # here
+        return ff.ops.Normal(jnp.zeros((7, 1)), jnp.ones(1))
+
+    def value(self, critic, obs):
+        return obs @ critic
+
+
+from fragflow.algorithms.ppo import PPO
+
+MINE = PPO(rollout_length=4, epochs=1, minibatches=1, network=Net())
+""",
+        algorithm="MINE",
+        says=("Net.policy returned distributions of shape [7]: expected one for each",),
+        has_report=False,
+        travels=False,
+    ),
     "network": Mistake(
         code="""
 @dataclass(frozen=True)

@@ -67,6 +67,10 @@ def one_that_fails(there: Path) -> Mapping[str, str]:
     return {"CXX": shutil.which("false") or "/bin/false"}
 
 
+def one_that_only_says_so(there: Path) -> Mapping[str, str]:
+    return {"CXX": shutil.which("true") or "/bin/true"}
+
+
 def one_that_hangs(there: Path) -> Mapping[str, str]:
     script = there / "compiler"
     script.write_text("#!/bin/sh\nsleep 600 & wait\n")
@@ -83,7 +87,9 @@ def test_from_a_checkout(fresh: Fresh, read_only: Path) -> None:
     assert absent(fresh) == "None"
 
 
-@pytest.mark.parametrize("compiler", [no_compiler, one_that_fails, one_that_hangs])
+@pytest.mark.parametrize(
+    "compiler", [no_compiler, one_that_fails, one_that_only_says_so, one_that_hangs]
+)
 def test_without_a_compiler_that_works(
     fresh: Fresh, read_only: Path, tmp_path: Path, compiler: Callable[[Path], Mapping[str, str]]
 ) -> None:

@@ -17,7 +17,7 @@ from fragflow.api.environment import (
     total_teams_of,
 )
 from fragflow.api.host import Host, HostEnvironment
-from fragflow.api.spaces import Space
+from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
 from fragflow.blame import called, defined_at
 from fragflow.errors import ConfigError
 
@@ -67,6 +67,13 @@ class Environments:
             environment = Host(environment)
         self._environment = environment
         self._spaces = environment.environment if isinstance(environment, Host) else environment
+        for name in ("observation", "action"):
+            space = getattr(self._spaces, name, None)
+            if not isinstance(space, Box | Discrete | MultiDiscrete):
+                raise ConfigError(
+                    f"environment {_name_of(self._spaces)!r}: its {name} is {space!r}, expected a "
+                    "space such as fragflow.Box(shape=(2,)) or fragflow.Discrete(4)"
+                )
         self._on_step = on_step
         self._ids = ids
         self._total = total
@@ -234,6 +241,9 @@ class Environments:
             )
         self._check_shape("step gives observations", step.obs, environment.observation.shape)
         self._check_shape("step gives rewards", step.reward, ())
+        for name in ("terminated", "truncated"):
+            if jnp.shape(getattr(step, name)) != ():  # also of several agents: one end for all
+                self._check_shape(f"step gives {name}", getattr(step, name), ())
         reward = jnp.asarray(step.reward, jnp.float32)
         terminated = jnp.asarray(step.terminated, bool)
         truncated = jnp.asarray(step.truncated, bool) & ~terminated
@@ -295,6 +305,10 @@ def episode_stats(state: Any) -> list[EpisodeStats]:
     """The episode statistics of every `EnvState` in `state`."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, EnvState))
     return [node.finished for node in nodes if isinstance(node, EnvState)]
+
+
+def _name_of(environment: Any) -> str:
+    return getattr(environment, "name", type(environment).__name__)
 
 
 def _draw(raw_key: jax.Array, counter: jax.Array | int) -> jax.Array:

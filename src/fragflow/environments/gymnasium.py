@@ -174,10 +174,10 @@ def _one(name: str, arguments: dict[str, Any]) -> Any:
     try:
         return make_environment(name, arguments)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        extra = "mujoco" if "mujoco" in str(gym.spec(name).entry_point) else "gymnasium"
+        is_ours = "mujoco" in str(gym.spec(name).entry_point)
+        hint = ": pip install 'fragflow[mujoco]'" if is_ours else ""
         raise ConfigError(
-            f"{name} needs a package that is not installed ({error}): "
-            f"pip install 'fragflow[{extra}]'"
+            f"{name} needs a package that is not installed ({error}){hint}"
         ) from error
     except TypeError as error:
         raise ConfigError(f"cannot make {name}: {error}") from error

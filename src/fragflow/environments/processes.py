@@ -5,7 +5,6 @@ import mmap
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fragflow._interpreter import search_path, words
 from fragflow.api.host import HostStep
 from fragflow.api.spaces import Space
 from fragflow.blame import Elsewhere
@@ -147,12 +147,11 @@ def _start(order: Order, memory: int) -> tuple[subprocess.Popen[bytes], Any]:
     the user's script must not be run again."""
     ours, theirs = multiprocessing.Pipe()
     descriptors = [theirs.fileno(), memory]
-    worker = [sys.executable, "-m", "fragflow.environments.process_worker"]
     process = subprocess.Popen(
-        [*worker, *map(str, descriptors)],
+        [*words("fragflow.environments.process_worker"), *map(str, descriptors)],
         pass_fds=descriptors,
         stdin=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=os.environ | search_path(),
     )
     theirs.close()
     ours.send(order)

@@ -11,7 +11,7 @@ import jax
 
 from fragflow.api.spaces import Box, Discrete, Space
 from fragflow.blame import defined_at
-from fragflow.errors import TraceError
+from fragflow.errors import ConfigError, TraceError
 from fragflow.ops.distributions import Distribution
 from fragflow.ops.networks import ActorCriticNetwork
 from fragflow.ops.tanh_normal import TanhNormal
@@ -28,6 +28,9 @@ class GivenActorCritic:
 
     network: ActorCriticNetwork
 
+    def __post_init__(self) -> None:
+        _require(self.network, "init", "policy", "value")
+
     def init(self, key: jax.Array, observation: Space, action: Space) -> dict[str, Any]:
         return _towers(self.network.init, self.network.init(key, observation, action))
 
@@ -40,6 +43,14 @@ class GivenActorCritic:
                 made,
                 f"a distribution such as fragflow.ops.Categorical, with {', '.join(missing)}",
             )
+        entropy = jax.eval_shape(made.entropy)
+        if entropy.shape != obs.shape[: entropy.ndim]:
+            shape = list(entropy.shape)
+            expected = f"one for each observation of {_described(obs)}"
+            raise TraceError(
+                f"{_name(self.network.policy)} returned distributions of shape {shape}: expected "
+                f"{expected}{defined_at(self.network.policy)}"
+            )
         return made
 
     def value(self, critic: Any, obs: jax.Array) -> jax.Array:
@@ -51,6 +62,9 @@ class GivenQNetwork:
     """A `QNetwork` that is looked at."""
 
     network: QNetwork
+
+    def __post_init__(self) -> None:
+        _require(self.network, "init", "values")
 
     def init(self, key: jax.Array, observation: Space, action: Discrete) -> Any:
         return self.network.init(key, observation, action)
@@ -70,6 +84,9 @@ class GivenSoftNetwork:
 
     network: SoftNetwork
 
+    def __post_init__(self) -> None:
+        _require(self.network, "init", "policy", "values")
+
     def init(self, key: jax.Array, observation: Space, action: Box) -> dict[str, Any]:
         return _towers(self.network.init, self.network.init(key, observation, action))
 
@@ -81,6 +98,14 @@ class GivenSoftNetwork:
         if not isinstance(made, tuple | list) or not made:
             raise _unexpected(self.network.values, made, "a tuple with each critic's opinion")
         return tuple(_per_observation(self.network.values, opinion, obs) for opinion in made)
+
+
+def _require(network: Any, *methods: str) -> None:
+    missing = [name for name in methods if not callable(getattr(network, name, None))]
+    if missing or isinstance(network, type):
+        raise ConfigError(
+            f"the network is {network!r}: expected an object with {', '.join(methods)}"
+        )
 
 
 def _towers(function: Callable[..., Any], made: Any) -> dict[str, Any]:
@@ -97,10 +122,13 @@ def _per_observation(function: Callable[..., Any], made: Any, obs: jax.Array) ->
 
 
 def _unexpected(function: Callable[..., Any], made: Any, expected: str) -> TraceError:
-    name = getattr(function, "__qualname__", repr(function))
     return TraceError(
-        f"{name} returned {_described(made)}: expected {expected}{defined_at(function)}"
+        f"{_name(function)} returned {_described(made)}: expected {expected}{defined_at(function)}"
     )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 def _described(value: Any) -> str:

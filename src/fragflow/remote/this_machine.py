@@ -4,12 +4,13 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from fragflow._interpreter import search_path
+from fragflow._interpreter import words as interpreter
 from fragflow.remote.contact import RemoteProcess
 from fragflow.remote.launcher import Demand, Launcher, jax_settings, label_of
 from fragflow.remote.orders import CODEC
@@ -39,7 +40,8 @@ class LocalLauncher(Launcher):
         line.bind(f"ipc://{self.directory}/{label}.line")
         words = [line.endpoint, str(self.directory), label, str(os.getpid())]
         passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
-        handle = Subprocess(words, passed | jax_settings(demand), self.directory / f"{label}.log")
+        variables = passed | search_path() | jax_settings(demand)
+        handle = Subprocess(words, variables, self.directory / f"{label}.log")
         return RemoteProcess(name, line, handle)
 
     def _clear_up(self) -> None:
@@ -53,7 +55,7 @@ class Subprocess:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fragflow.remote.process", *words],
+                [*interpreter("fragflow.remote.process"), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -252,7 +252,7 @@ class HostPool:
         if len(leaves) != len(types):
             raise EnvironmentFault(
                 f"{self._environment.name} returned {len(leaves)} arrays from {method} at step "
-                f"{self._steps}: expected {len(types)}"
+                f"{self._steps}: expected {len(types)}{self._defined(method)}"
             )
         before = None
         for k, (leaf, expected) in enumerate(zip(leaves, types, strict=True)):
@@ -262,13 +262,14 @@ class HostPool:
             if not hasattr(leaf, "dtype"):
                 raise EnvironmentFault(
                     f"{self._environment.name} returned {type(leaf).__name__} from {method} at "
-                    f"step {self._steps}: expected an array, {expected.dtype}{list(expected.shape)}"
+                    f"step {self._steps}: expected an array, {expected.dtype}"
+                    f"{list(expected.shape)}{self._defined(method)}"
                 )
             if leaf.shape != expected.shape or leaf.dtype != expected.dtype:
                 raise EnvironmentFault(
                     f"{self._environment.name} returned {leaf.dtype}{list(leaf.shape)} from "
                     f"{method} at step {self._steps}: expected {expected.dtype}"
-                    f"{list(expected.shape)}"
+                    f"{list(expected.shape)}{self._defined(method)}"
                 )
             if k < observations and bounds is not None:
                 if not bounds.holds(leaf):
@@ -277,12 +278,16 @@ class HostPool:
             elif leaf.dtype == np.float32 and np.count_nonzero(np.isfinite(leaf)) != leaf.size:
                 self._refuse_non_finite(method, leaf, ids)
 
+    def _defined(self, method: str) -> str:
+        """Where the user has written `reset` or `step`."""
+        return defined_at(getattr(self.batch, method, None))
+
     def _refuse_non_finite(self, method: str, leaf: np.ndarray, ids: Sequence[int]) -> None:
         bad = np.flatnonzero(~np.isfinite(leaf).reshape(len(leaf), -1).all(1))
         if len(bad):
             raise EnvironmentFault(
                 f"{self._environment.name}: environment {ids[bad[0]]} returned NaN or "
-                f"infinity from {method} at step {self._steps}"
+                f"infinity from {method} at step {self._steps}{self._defined(method)}"
             )
 
     def _refuse_out_of_range(

@@ -179,7 +179,7 @@ def with_config_file(groups: Sequence[Group], path: str) -> list[Group]:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot read it ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: expected a JSON object of option names and values")
@@ -188,7 +188,9 @@ def with_config_file(groups: Sequence[Group], path: str) -> list[Group]:
     flags = [option.flag.removeprefix("--") for option in options.values()]
     for key in content:
         name = key.replace("-", "_")
-        if name not in options or name in NOT_IN_A_FILE:
+        if name in NOT_IN_A_FILE:
+            raise ConfigError(f"--config {path}: {key!r} cannot be in a file, only typed")
+        if name not in options:
             raise ConfigError(f"--config {path}: unknown option {key!r}.{did_you_mean(key, flags)}")
 
     def filled(option: Option) -> Option:

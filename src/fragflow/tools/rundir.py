@@ -89,7 +89,7 @@ def read_config(path: Path | str) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} is not a run directory: cannot read {CONFIG}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file} is not the configuration of a run: expected a JSON object")
