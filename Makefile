@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 SOURCES := src tests scripts $(wildcard examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-legacy hashes smoke matrix newest check check-fast format lock \
+.PHONY: help setup demo test test-all test-legacy hashes prepare smoke matrix newest check check-fast format lock \
 	hooks clean python
 
 help: ## list the targets
@@ -45,8 +45,10 @@ demo: $(BASE) ## train PPO on CartPole-v1
 	$(BIN)/fragflow train ppo --env CartPole-v1 --total-steps 524288 \
 		--run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)
 
+# Without tests/smoke: what is tried there on other interpreters is a little of all the rest.
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
+		--ignore tests/smoke
 
 test-all: $(STAMP) ## run the slow tests too: hours on two cores
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m ""
@@ -66,6 +68,9 @@ test-legacy: $(LEGACY)/.installed ## run the tests of what holds JAX below 0.12:
 	PYTHONPATH=src $(LEGACY)/bin/python -m pytest --numprocesses auto --dist loadfile \
 		-m "legacy and not slow" $$(grep -rl --include='test_*.py' 'mark.legacy' tests)
 
+prepare: $(STAMP) $(LEGACY)/.installed
+	$(BIN)/python scripts/matrix.py prepare --not $(VERSION)
+
 smoke: $(STAMP) ## run a little of everything on the other interpreters that are here
 	$(BIN)/python scripts/matrix.py smoke --not $(VERSION)
 
@@ -75,7 +80,12 @@ matrix: $(STAMP) ## run the smoke set on every Python with every JAX; writes doc
 newest: $(STAMP) ## run the smoke set with the newest releases within the bounds, without the lock
 	$(BIN)/python scripts/matrix.py newest
 
-check: check-fast test test-legacy smoke ## run every check and the tests, here and on other Pythons
+# Installing and checking types keep one core busy each: they are done side by side.
+check: $(STAMP) ## run every check and the tests, here and on other Pythons
+	$(MAKE) --jobs 2 --output-sync check-fast prepare
+	$(MAKE) test
+	$(MAKE) test-legacy
+	$(MAKE) smoke
 
 check-fast: $(STAMP) ## check format, lint, types, import contracts and file sizes
 	$(BIN)/ruff format --check $(SOURCES)

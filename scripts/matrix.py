@@ -1,6 +1,7 @@
 """Runs the smoke set (tests/smoke and the docs' examples) in environments made for it.
 
 python scripts/matrix.py smoke     the lock's versions, on every interpreter that is here
+python scripts/matrix.py prepare   only makes the environments for that, all at once
 python scripts/matrix.py matrix    every Python with every supported JAX; writes docs/versions.md
 python scripts/matrix.py newest    the newest releases within pyproject.toml's bounds
 
@@ -19,6 +20,7 @@ import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +36,8 @@ EXTRAS = "ray,mujoco,flax,pettingzoo,draw"
 """what the smoke set and the docs' examples need"""
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 TESTS = ("tests/smoke", "tests/docs/test_docs.py", "tests/docs/test_examples.py")
+READY = ".ready"
+"""a file in an environment that is complete, and has not been used"""
 MARKS = {"passed": "✓", "failed": "**failed**", "absent": "–"}
 
 
@@ -75,21 +79,31 @@ def interpreters() -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in found.stdout.splitlines())
 
 
-def tried(venv: Path, python: str, install: Sequence[Sequence[str]], name: str, jax: str) -> Cell:
-    """Makes an environment, installs into it, and runs the smoke set there."""
-    start = datetime.now(UTC)
-    log = HOME / f"{venv.name}.log"
+def installed(venv: Path, python: str, install: Sequence[Sequence[str]]) -> str:
+    """Makes an environment and installs into it: how that ended."""
+    log = _log(venv)
     log.parent.mkdir(exist_ok=True)
     log.unlink(missing_ok=True)
-    checks = {"install": "passed"}
     shutil.rmtree(venv, ignore_errors=True)
     _call([python, "-m", "venv", str(venv)], log)
-    ours = str(venv / "bin" / "python")
     for words in (*install, ("check",)):
-        if _call([ours, "-m", "pip", "--disable-pip-version-check", *words], log):
+        pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        if _call([*pip, *words], log):
             is_absent = "No matching distribution found" in log.read_text()
-            checks["install"] = "absent" if is_absent else "failed"
-            return Cell(name, jax, checks, 0.0, "")
+            return "absent" if is_absent else "failed"
+    (venv / READY).touch()
+    return "passed"
+
+
+def tried(venv: Path, python: str, install: Sequence[Sequence[str]], name: str, jax: str) -> Cell:
+    """Runs the smoke set in an environment, which is made unless it has been prepared."""
+    start = datetime.now(UTC)
+    log = _log(venv)
+    checks = {"install": "passed" if (venv / READY).exists() else installed(venv, python, install)}
+    if checks["install"] != "passed":
+        return Cell(name, jax, checks, 0.0, "")
+    (venv / READY).unlink()  # the next time it is made anew
+    ours = str(venv / "bin" / "python")
     report = HOME / f"{venv.name}.xml"
     report.unlink(missing_ok=True)
     words = ("--numprocesses", "auto", "--dist", "worksteal", f"--junitxml={report}")
@@ -98,6 +112,10 @@ def tried(venv: Path, python: str, install: Sequence[Sequence[str]], name: str, 
     _call([ours, "-m", "pip", "freeze", "--exclude-editable"], log)
     seconds = (datetime.now(UTC) - start).total_seconds()
     return Cell(name, jax, checks, round(seconds), _version(ours, "jax"))
+
+
+def _log(venv: Path) -> Path:
+    return HOME / f"{venv.name}.log"
 
 
 def _call(words: Sequence[str], log: Path, quiet: bool = False) -> int:
@@ -253,12 +271,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("smoke", "matrix", "newest"))
+    parser.add_argument("what", choices=("prepare", "smoke", "matrix", "newest"))
     parser.add_argument("--not", dest="without", action="append", default=[], metavar="VERSION")
     parser.add_argument("--pair", action="append", default=[], metavar="PYTHON:JAX")
     parser.add_argument("--keep", action="store_true", help="also what was made at other commits")
     options = parser.parse_args()
     pythons = {n: p for n, p in interpreters().items() if n not in options.without}
+    if options.what == "prepare":
+        install = from_lock(wheel())
+        with ThreadPoolExecutor() as several:
+            for name, python in pythons.items():
+                several.submit(installed, HOME / f"smoke-{name}", python, install)
+        return 0  # what went wrong is said by those who need it
     if options.what == "matrix":
         cells = matrix(pythons, options.pair, options.keep, wheel())
         PAGE.write_text(page(cells))
