@@ -93,6 +93,7 @@ def check_fault(broken: str, runtime: str, folder: Path) -> None:
     SOUND.write(folder, "sound")
     path = os.pathsep.join([str(folder / "plants"), os.environ.get("PYTHONPATH", "")])
     words = [*SOUND.words("sound"), "--runtime", runtime]
+    words[words.index("--total-steps") + 1] = "40000"  # so long that a worker gives a sign of life
     code, error = fragflow(words, folder, PYTHONPATH=path, FRAGFLOW_BROKEN=broken)
     assert code == 70, error
     check_is_ours(error, folder)
