@@ -10,8 +10,8 @@ STAMP := $(VENV)/.installed
 SOURCES := src tests scripts $(wildcard examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-legacy hashes prepare smoke matrix newest check check-fast format lock \
-	hooks clean python
+.PHONY: help setup demo test test-all test-legacy hashes prove prepare smoke matrix newest check check-fast \
+	format lock hooks clean python
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +97,9 @@ check-fast: $(STAMP) ## check format, lint, types, import contracts and file siz
 
 hashes: $(STAMP) ## compare the parameters of short runs of every cell of the table of policies
 	$(BIN)/python scripts/hashes.py
+
+prove: $(STAMP) ## hunt for false claims and wrong cuts, for hours; goes on where it was; writes docs/proofs.md
+	$(BIN)/python scripts/prove.py
 
 format: $(STAMP) ## format the code and apply safe fixes
 	$(BIN)/ruff format $(SOURCES)

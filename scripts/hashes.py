@@ -63,10 +63,10 @@ def cells(page: str) -> Iterator[tuple[str, str, str]]:
                 yield algorithm, policy, SYNCHRONISATIONS[letter]
 
 
-def hash_of(algorithm: str, policy: str, sync: str) -> str:
-    """The parameters' hash after a short run with two workers and two learners."""
+def trained(algorithm: str, policy: str, sync: str) -> ff.Result:
+    """A short run with two workers and two learners."""
     env, settings = SMALL[algorithm]
-    result = ff.train(
+    return ff.train(
         algorithm,
         env,
         env_args=TAG if env == "Tag" else None,
@@ -80,7 +80,6 @@ def hash_of(algorithm: str, policy: str, sync: str) -> str:
         eval_episodes=0,
         quiet=True,
     )
-    return result.params_sha256
 
 
 def circumstances() -> dict[str, str]:
@@ -113,24 +112,31 @@ def main() -> int:
         return 2
     chosen = options.algorithms or list(ALGORITHMS)
     found: dict[str, str] = {}
+    untried: list[str] = []
     for algorithm, policy, sync in cells(TABLE.read_text()):
         if algorithm not in chosen:
             continue
         name = f"{algorithm} {policy} {sync}"
-        found[name] = hash_of(algorithm, policy, sync)
+        result = trained(algorithm, policy, sync)
+        found[name] = result.params_sha256
+        if "could not be tried" in result.probe:
+            untried.append(name)
         was = kept["cells"].get(name)
         word = "new" if was is None else "same" if was == found[name] else "DIFFERS"
-        print(f"{word:8}{name}", flush=True)
+        print(f"{word:8}{name} (probe: {result.probe})", flush=True)
         jax.clear_caches()
         gc.collect()
     differ = [name for name, value in found.items() if kept["cells"].get(name) != value]
     gone = [n for n in kept["cells"] if n not in found and n.split()[0] in chosen]
-    print(f"{len(found)} cells, {len(differ)} differ or are new, {len(gone)} are gone")
+    print(
+        f"{len(found)} cells, {len(differ)} differ or are new, {len(gone)} are gone, the probe "
+        f"failed in {len(untried)}"
+    )
     if options.write:
         others = {n: v for n, v in kept["cells"].items() if n.split()[0] not in chosen}
         KEPT.write_text(json.dumps({"made_with": here, "cells": {**others, **found}}, indent=1))
         return 0
-    return 1 if differ or gone else 0
+    return 1 if differ or gone or untried else 0
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
 
-COMPILED_QUICKLY = ("docs", "graph", "remote", "unit")
+COMPILED_QUICKLY = ("docs", "graph", "hunt", "remote", "unit")
 """folders whose programs are compiled with few optimisations: most of the time would go there"""
 
 
@@ -48,6 +48,15 @@ def compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", is_quick or has("quick") is not None)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True)
+def believed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are not probed before they begin, except in tests of that: it takes its time."""
+    if request.node.get_closest_marker("probed") is None:
+        from fragflow.runtime.promise import NOT_DIVIDED
+
+        monkeypatch.setattr("fragflow.run.tried", lambda *_, **__: NOT_DIVIDED)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -27,7 +27,7 @@ Var = core.Var
 DropVar = core.DropVar
 
 # Source lines name the algorithm's code, not the functions it calls to mark it.
-for _file in ("_jax.py", "api/component.py", "api/reduce.py", "api/vector.py"):
+for _file in ("_jax.py", "api/component.py", "api/reduce.py", "api/rows.py", "api/vector.py"):
     source_info_util.register_exclusion(str(Path(__file__).parent / _file))
 
 REPLICA_AXIS = "replica"
@@ -71,10 +71,11 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def component_of(eqn: Eqn) -> str | None:
     """The name of the component that `eqn` calls, if it calls one."""
-    return _called(eqn, _COMPONENT)
+    return called_as(eqn, _COMPONENT)
 
 
-def _called(eqn: Eqn, prefix: str) -> str | None:
+def called_as(eqn: Eqn, prefix: str) -> str | None:
+    """The rest of the name of the function that `eqn` calls, if it begins with `prefix`."""
     name = eqn.params.get("name") if eqn.primitive.name in ("jit", "pjit") else None
     return name.removeprefix(prefix) if name and name.startswith(prefix) else None
 
@@ -91,7 +92,7 @@ def kernel_call(name: str, function: Callable[..., Any], args: Sequence[Any]) ->
 
 def kernels_in(eqn: Eqn) -> Iterator[tuple[str, ClosedJaxpr]]:
     """The kernels called in `eqn`, at any depth: their names, and what is called."""
-    name = _called(eqn, _KERNEL)
+    name = called_as(eqn, _KERNEL)
     if name is not None:
         yield name, eqn.params["jaxpr"]
     for jaxpr in inner_jaxprs(eqn):
@@ -103,7 +104,7 @@ def with_kernels(eqn: Eqn, other: Callable[[str, ClosedJaxpr], ClosedJaxpr | Non
     """`eqn` with other programs in the place of kernels, where `other` has one."""
 
     def change(inner: Eqn) -> list[Eqn]:
-        name = _called(inner, _KERNEL)
+        name = called_as(inner, _KERNEL)
         closed = other(name, inner.params["jaxpr"]) if name is not None else None
         return [inner.replace(params={**inner.params, "jaxpr": closed}) if closed else inner]
 
@@ -296,6 +297,17 @@ def called_by(eqn: Eqn) -> ClosedJaxpr | None:
     return closed_jaxpr(eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"])
 
 
+def linear_solve_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
+    """What a `custom_linear_solve` runs, and which of its inputs that takes."""
+    lengths = eqn.params["const_lengths"]
+    before = lengths.matvec + lengths.vecmat
+    consts = range(before, before + lengths.solve)
+    return (
+        closed_jaxpr(eqn.params["jaxprs"].solve),
+        (*consts, *range(sum(lengths), len(eqn.invars))),
+    )
+
+
 def num_turns(eqn: Eqn) -> int | None:
     """How often a loop's body runs, where that is known beforehand; None for what is no loop."""
     return eqn.params["length"] if eqn.primitive.name == "scan" else None
@@ -304,6 +316,37 @@ def num_turns(eqn: Eqn) -> int | None:
 def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     """`jaxpr` with its constants. From JAX 0.11 on there is one class, which always has them."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def solver_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
+    """What a `custom_linear_solve` runs, and which of its inputs that takes."""
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    before = lengths.matvec + lengths.vecmat
+    consts = range(before, before + lengths.solve)
+    return closed_jaxpr(jaxprs.solve), (*consts, *range(sum(lengths), len(eqn.invars)))
+
+
+def constants_of(eqn: Eqn) -> Iterator[Any]:
+    """The arrays that programs within `eqn` close over, at any depth, and large literals."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, ClosedJaxpr):
+                yield from inner.consts
+    for jaxpr in inner_jaxprs(eqn):
+        for inner_eqn in jaxpr.eqns:
+            yield from (v.val for v in inner_eqn.invars if isinstance(v, Literal))
+            yield from constants_of(inner_eqn)
+
+
+def with_programs(eqn: Eqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Eqn:
+    """`eqn` with other programs in the place of those in its parameters."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return change(value)
+        return change(closed_jaxpr(value)).jaxpr if isinstance(value, Jaxpr) else value
+
+    return eqn.replace(params={k: other(v) for k, v in eqn.params.items()})
 
 
 def inner_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
@@ -420,6 +463,11 @@ def plain_aval(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def result_paths(eqn: Eqn) -> tuple[str, ...]:
+    """Where each result of a component is in what its function returns: `result[1].obs`."""
+    return tuple(str(p) for p in eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ())
+
+
 def result_name(eqn: Eqn, position: int) -> str:
     """What the user's code calls a result: the component that makes it, and its field."""
     if eqn.primitive is host_call_p:
@@ -427,8 +475,8 @@ def result_name(eqn: Eqn, position: int) -> str:
         return f"environment.{method}:{eqn.params['host'].result_names(method)[position]}"
     name = component_of(eqn)
     if name is not None:
-        paths = eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ()
-        path = str(paths[position]) if position < len(paths) else ""
+        paths = result_paths(eqn)
+        path = paths[position] if position < len(paths) else ""
         words = re.findall(r"\w+", path.removeprefix("result"))
         field = ".".join(itertools.dropwhile(str.isdigit, words))
         return f"{name}:{field}" if field else name

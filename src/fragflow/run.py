@@ -29,9 +29,10 @@ from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
 from fragflow.remote.cluster import Cluster as Cluster
 from fragflow.runtime.asynchronous import AsyncRuntime
+from fragflow.runtime.bits import other_bits
 from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
-from fragflow.runtime.equality import equality
+from fragflow.runtime.equality import equality, with_figures
 from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
 from fragflow.runtime.implementations import inexact
 from fragflow.runtime.initialise import evaluate_with_host
@@ -42,6 +43,7 @@ from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
+from fragflow.runtime.promise import NOT_DIVIDED, Tried, tried
 from fragflow.runtime.training import Engine, train
 
 if TYPE_CHECKING:  # needs libraries that a run in threads does not
@@ -118,9 +120,12 @@ def run(
     slots: Mapping[str, int] | None = None,
     implementations: Mapping[str, str] | None = None,
     observer: Observer | None = None,
+    probe: bool = True,
     stall_timeout_seconds: float = 120.0,
 ) -> Outcome:
     """Trains, and reports to `observer` while it does.
+
+    With `probe`, what replicas compute is compared with the undivided program before, once.
 
     `slots` says, by platform, how many replicas have a place of their own; more are fused. By
     default these are the accelerators there are; on CPUs every replica has a thread of its own.
@@ -160,6 +165,12 @@ def run(
             asynchronous=_asynchronous(policy, workers),
             launcher=_launcher(runtime, cluster),
             implementations=implementations,
+            probe=functools.partial(
+                tried,
+                lambda: _in_lockstep(experiment, source, fdg, policy, deployment),
+                is_deterministic=deterministic,
+                is_wanted=probe,
+            ),
             stall_timeout_seconds=stall_timeout_seconds,
         )
     engine = ready.engine
@@ -169,6 +180,7 @@ def run(
         steps_per_iteration=ready.steps,
         programs=engine.num_programs,
         equality=ready.equality,
+        probe=ready.probe,
         implementations=_implementations(engine),
         compile_seconds=time.perf_counter() - began,
         state=ready.state,
@@ -199,6 +211,7 @@ class _Ready:
     engine: Engine
     fdg: FDG | None
     equality: str
+    probe: str
     iterations: int
     steps: int
     state: Callable[[], Any]
@@ -250,6 +263,17 @@ def _source(
     return source, replace(deployment, workers=1)
 
 
+def _in_lockstep(
+    experiment: Experiment, source: Traced, fdg: FDG, policy: Policy, deployment: Deployment
+) -> tuple[FDG, Traced]:
+    """What is probed: the run's graph; of an asynchronous one, that of all workers in lockstep."""
+    if not isinstance(policy.synchronisation, Asynchronous) or deployment.workers == 1:
+        return fdg, source
+    whole = traced(experiment.algorithm, source.environment, experiment.num_envs)
+    together = replace(policy, synchronisation=LOCKSTEP)
+    return cut(whole, together, deployment), whole
+
+
 def _asynchronous(policy: Policy, workers: int) -> dict[str, int]:
     """What the asynchronous runtime is told; nothing if the policy is not."""
     if not isinstance(policy.synchronisation, Asynchronous):
@@ -268,6 +292,7 @@ def _prepare_local(
     asynchronous: Mapping[str, int],
     launcher: "Callable[[], Launcher] | None",
     implementations: Mapping[str, str] | None,
+    probe: Callable[..., Tried],
     stall_timeout_seconds: float,
 ) -> _Ready:
     trace = source.at(source.extent)
@@ -277,7 +302,6 @@ def _prepare_local(
     sources = _sources(experiment, steps, iterations)
     observer.phase("initialising", 0, 1)
     names = [carry.inside for carry in fdg.program.loop.carries]
-    how_equal = equality(fdg, source, is_deterministic, observer)
     if launcher is not None:
         pools, runtime, release = _processes(fdg, asynchronous, launcher())
     else:
@@ -289,6 +313,23 @@ def _prepare_local(
             runtime = LaggedRuntime if fdg.delays else LocalRuntime
     try:
         first = _first_state(experiment, source, sources, pools)
+        promise = probe(first, observer)
+        how_equal = equality(
+            fdg,
+            source,
+            is_deterministic,
+            observer,
+            promise,
+            functools.partial(
+                other_bits,
+                fdg,
+                source,
+                dict(zip(names, first, strict=True)),
+                sources,
+                is_deterministic=is_deterministic,
+                implementations=implementations,
+            ),
+        )
         engine = runtime(
             fdg,
             dict(zip(names, first, strict=True)),
@@ -304,7 +345,7 @@ def _prepare_local(
         raise
     others = inexact(fdg, engine.picks)
     if others and not how_equal.startswith("different"):
-        how_equal = f"rounding: {', '.join(others)}"
+        how_equal = with_figures(f"rounding: {', '.join(others)}", promise)
 
     def state() -> Any:
         leaves = engine.state()
@@ -314,6 +355,7 @@ def _prepare_local(
         engine=engine,
         fdg=fdg,
         equality=how_equal,
+        probe=promise.text,
         iterations=iterations,
         steps=steps,
         state=state,
@@ -389,6 +431,7 @@ def _prepare_eager(experiment: Experiment) -> _Ready:
         engine=engine,
         fdg=None,
         equality="rounding: eager runs every operation by itself",
+        probe=NOT_DIVIDED.text,
         iterations=iterations,
         steps=steps,
         state=engine.final_state,

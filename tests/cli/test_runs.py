@@ -20,6 +20,7 @@ SUMMARY_FIELDS = {
     *("iterations", "compile_seconds", "train_seconds", "steps_per_second", "mean_return"),
     *("eval_return", "episodes", "params_sha256", "programs", "messages", "bytes_moved", "bound"),
     *("replacements", "equality", "load", "interrupted", "versions", "sync", "implementations"),
+    "probe",
 }
 
 

@@ -85,8 +85,10 @@ def test_without_a_cache_a_traceback_is_kept_elsewhere(
     assert Path(report_in(capsys.readouterr().err)).parent == tmp_path
 
 
-@pytest.mark.parametrize("sync", ["lag=1", "async"])
-@pytest.mark.parametrize("case", ["callback", "host environment"])
+@pytest.mark.parametrize(
+    ("case", "sync"),
+    [("callback", "lag=1"), ("host environment", "lag=1"), ("host environment", "async")],
+)
 def test_in_threads_that_do_not_wait(
     case: str, sync: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_loop_over_agents():
     def one_by_one(x):
         return sum(x[:, :, k : k + 1] for k in range(x.shape[2])) + x
 
-    with pytest.raises(TraceError, match="how many agents are here"):
+    with pytest.raises(ReplicaError, match="how many agents are here"):
         build(Shared(centre=one_by_one))
 
 

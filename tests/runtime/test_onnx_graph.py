@@ -85,7 +85,7 @@ def test_a_convolution(padding: Any, stride: int) -> None:
 def test_what_an_engine_cannot_do_stays_around_it() -> None:
     """Sorting before, random numbers after, and other components on both sides."""
 
-    @ff.component("environment.step")
+    @ff.component("learner.track")
     def environment(x: Any) -> Any:
         return x * 2.0
 

@@ -9,10 +9,13 @@ import jax
 import numpy as np
 
 from fragflow._jax import component_call, is_name_valid
+from fragflow.api.rows import environment_call
 from fragflow.errors import TraceError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ENVIRONMENT = "environment"
 
 _inside: ContextVar[str | None] = ContextVar("inside_component", default=None)
 
@@ -27,11 +30,23 @@ def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         raise TraceError(
             f"component name {name!r}: expected dotted lower-case words, like 'learner.update'"
         )
+    if name.split(".")[0] == ENVIRONMENT:
+        raise TraceError(
+            f"component name {name!r}: names that begin with 'environment' are those of env.reset "
+            "and env.step, which work environment by environment. Use another name, like "
+            "'actor.observe'."
+        )
+    return marked(name)
+
+
+def marked(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """`component` without a look at the name: those of environments are fragflow's own."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            if _inside.get() is not None:
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            is_environments = name.split(".")[0] == ENVIRONMENT
+            if _inside.get() is not None and not is_environments:
                 return function(*args, **kwargs)
             leaves, structure = jax.tree.flatten((args, kwargs))
             dynamic = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
@@ -47,9 +62,11 @@ def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 finally:
                     _inside.reset(token)
 
-            return component_call(name, inner, [leaves[i] for i in dynamic])
+            # Inside another component it belongs to that one, but is known for what it is.
+            call = component_call if _inside.get() is None else environment_call
+            return call(name, inner, [leaves[i] for i in dynamic])
 
-        return call
+        return wrapped
 
     return decorate
 

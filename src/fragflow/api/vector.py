@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow.api.component import component
+from fragflow.api.component import marked
 from fragflow.api.environment import (
     Environment,
     Step,
@@ -17,9 +17,10 @@ from fragflow.api.environment import (
     total_teams_of,
 )
 from fragflow.api.host import Host, HostEnvironment
+from fragflow.api.rows import row_map
 from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
 from fragflow.blame import called, defined_at
-from fragflow.errors import ConfigError
+from fragflow.errors import ConfigError, TraceError
 
 AnyEnvironment: TypeAlias = Environment | HostEnvironment
 _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float)
@@ -154,7 +155,22 @@ class Environments:
             self._on_step()
         return self._step(state, action)
 
-    @component("environment.reset")
+    def map(self, function: Callable[..., Any], *rows: Any) -> Any:
+        """`jax.vmap(function)(*rows)`: for each environment by itself, whatever is inside.
+
+        What `function` uses beside its arguments must be the same for all environments. Replicas
+        need no look inside then, so that operations are allowed that are refused elsewhere.
+        """
+        for leaf in jax.tree.leaves(rows):
+            if not jnp.shape(leaf) or jnp.shape(leaf)[0] != self.num_envs:
+                raise TraceError(
+                    f"env.map takes arrays with the environment axis first, expected "
+                    f"[{self.num_envs}, ...], got shape {list(jnp.shape(leaf))}"
+                    f"{defined_at(function)}"
+                )
+        return row_map(function, [jax.tree.map(jnp.asarray, row) for row in rows])
+
+    @marked("environment.reset")
     def _reset(self, keys: jax.Array) -> tuple[EnvState, Timestep]:
         environment = self._environment
         raw = jax.random.key_data(keys)
@@ -174,7 +190,7 @@ class Environments:
         no = zero.astype(bool)
         return state, Timestep(obs, obs, zero, no, no)
 
-    @component("environment.step")
+    @marked("environment.step")
     def _step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
         environment = self._environment
         if isinstance(environment, Host) and environment.is_compiled:

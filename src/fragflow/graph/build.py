@@ -4,7 +4,7 @@ Only what a policy cuts is opened: an equation that touches one fragment, or non
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from fragflow._jax import (
     ClosedJaxpr,
@@ -108,6 +108,8 @@ class _Builder:
             name = f"{path}:{k}"
             self.bind(n, [variable], [name])
             if all(c.output != name for c in self.constants):
+                if len({len(c.consts) for c in closed.values()}) > 1:
+                    _refuse_structure(list(closed), [c.jaxpr.eqns for c in closed.values()])
                 arrays = {m: c.consts[k] for m, c in closed.items()}
                 self.constants.append(Constant(output=name, arrays=arrays))
 
@@ -185,8 +187,16 @@ class _Builder:
         return nodes
 
     def _name(self, position: int, eqns: Mapping[Extent, Eqn]) -> Value | None:
-        n, eqn = next(iter(eqns.items()))
-        variable = eqn.invars[position]
+        """What an equation reads, which must be the same in every trace; None for literals."""
+        found = {n: self._name_of(n, eqn.invars[position]) for n, eqn in eqns.items()}
+        first = next(iter(found.values()))
+        for n, name in found.items():
+            if name != first:
+                line = source_line(next(iter(eqns.values())))
+                _refuse(f"at {line} other values are used", next(iter(found)), n)
+        return first
+
+    def _name_of(self, n: Extent, variable: Any) -> Value | None:
         return None if isinstance(variable, Literal) else self._names[n][variable]
 
     def references(
@@ -200,6 +210,12 @@ class _Builder:
         names: list[Value] = []
         first = next(iter(jaxprs))
         for k, variable in enumerate(variables[first]):
+            for n in jaxprs:
+                if self._name_of(n, variables[n][k]) != self._name_of(first, variable):
+                    line = next(
+                        (x for e in reversed(jaxprs[first].eqns) if (x := source_line(e))), ""
+                    )
+                    _refuse(f"at {line} another value is used", first, n)
             if isinstance(variable, Literal):
                 name = f"{path}:{k}"
                 values = {n: variables[n][k] for n in jaxprs}
@@ -316,7 +332,7 @@ def _signature(eqn: Eqn) -> tuple[Any, ...]:
     return (*own, tuple(_signature(e) for j in inner_jaxprs(eqn) for e in j.eqns))
 
 
-def _refuse_structure(sizes: Sequence[Extent], all_eqns: Sequence[Sequence[Eqn]]) -> None:
+def _refuse_structure(sizes: Sequence[Extent], all_eqns: Sequence[Sequence[Eqn]]) -> NoReturn:
     longest = max(len(eqns) for eqns in all_eqns)
     for i in range(longest):
         rows = [eqns[i] if i < len(eqns) else None for eqns in all_eqns]
@@ -327,17 +343,22 @@ def _refuse_structure(sizes: Sequence[Extent], all_eqns: Sequence[Sequence[Eqn]]
             )
             line = next(source_line(e) for e in rows if e is not None)
             other = next(e for e, s in zip(sizes, signatures, strict=True) if s != signatures[0])
-            if other.envs == sizes[0].envs:
-                raise TraceError(
-                    f"the algorithm's structure depends on how many agents are here: at {line} it "
-                    f"is {seen}. Write it so that only shapes depend on env.teams; use "
-                    "env.total_teams for counts."
-                )
-            raise TraceError(
-                f"the algorithm's structure depends on num_envs: at {line} it is {seen}. Write it "
-                "so that only shapes depend on env.num_envs; use env.per_env for counts."
-            )
-    raise AssertionError("the traces do not differ")
+            _refuse(f"at {line} it is {seen}", sizes[0], other)
+    line = next((x for eqns in all_eqns for e in eqns if (x := source_line(e))), "")
+    _refuse(f"at {line} other constants are used", sizes[0], sizes[-1])
+
+
+def _refuse(what: str, first: Extent, other: Extent) -> NoReturn:
+    """No program can be built from traces that are not one program."""
+    if other.envs == first.envs:
+        raise TraceError(
+            f"the algorithm's structure depends on how many agents are here: {what}. Write it so "
+            "that only shapes depend on env.teams; use env.total_teams for counts."
+        )
+    raise TraceError(
+        f"the algorithm's structure depends on num_envs: {what}. Write it so that only shapes "
+        "depend on env.num_envs; use env.per_env for counts."
+    )
 
 
 def _describe(eqn: Eqn | None) -> str:

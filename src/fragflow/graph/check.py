@@ -7,6 +7,7 @@ from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
 from fragflow.errors import GraphError, PolicyError, ReplicaError
 from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce
 from fragflow.graph.extent import Axis
+from fragflow.graph.guards import well_formed
 from fragflow.graph.ir import (
     FDG,
     Constant,
@@ -21,8 +22,9 @@ from fragflow.graph.ir import (
     Value,
     walk,
 )
-from fragflow.graph.kinds import Kind, Tag
+from fragflow.graph.kinds import COUNT, NEEDED, SIZED, SOMETIMES, Kind, Tag
 from fragflow.graph.pair import sized_dims
+from fragflow.graph.replica_rules import reduced
 from fragflow.graph.trace import Trace
 from fragflow.policies.policy import Placed, Policy
 
@@ -97,20 +99,60 @@ def _order(
     return [t.name for t in found if (t.source, t.target) == (source, target)]
 
 
+class _Refused(ReplicaError):
+    """A refusal, with what is wrong."""
+
+    def __init__(self, message: str, reason: str = ""):
+        super().__init__(message)
+        self.reason = reason
+
+
+NEEDS_ALL = "depends on all environments at once and cannot be cut"
+_CONSEQUENCES = (SOMETIMES, SIZED, NEEDS_ALL, NEEDED)
+"""what follows where rows that could not be followed went to a fragment that has all of them"""
+
+
 def check_replicas(
     program: Program,
     loops: Mapping[str, Loop],
     replicas: Mapping[str, int],
     kinds: Mapping[str, Mapping[Value, Kind]],
-    axis: Axis,
+    axes: Mapping[str, Axis],
 ) -> None:
-    """Replicas together compute what one fragment with all environments (or agents) would."""
+    """Replicas together compute what one fragment with all environments (or agents) would.
+
+    `axes` are those of the fragments, all over the same.
+    """
     try:
-        _check_replicas(program, loops, replicas, kinds, axis)
-    except ReplicaError as error:
-        if axis.over == "environments":
+        _check_replicas(program, loops, replicas, kinds, axes)
+    except _Refused as error:
+        if all(axis.over == "environments" for axis in axes.values()):
             raise
         raise ReplicaError(_of_agents(str(error))) from None
+
+
+def cause_of(
+    error: ReplicaError,
+    program: Program,
+    uncut: Mapping[Value, Kind],
+    replicas: Mapping[str, int],
+    axes: Mapping[str, Axis],
+) -> ReplicaError:
+    """The error itself, or what it follows from: rows that are mixed before anything is cut."""
+    if not isinstance(error, _Refused):
+        return error
+    if error.reason in _CONSEQUENCES:
+        extents = next(iter(axes.values())).extents
+        name = next((name for name, count in replicas.items() if count > 1), "")
+        for carry in program.loop.carries:
+            kind = uncut.get(carry.inside)
+            a, b = (program.avals[extent][carry.inside] for extent in extents)
+            if kind is not None and kind.tag is Tag.MIXED and sized_dims(a, b):
+                try:
+                    _refuse(program, carry.inside, "the state's", kind, name)
+                except _Refused as cause:
+                    return ReplicaError(str(cause))
+    return ReplicaError(str(error))
 
 
 def _of_agents(message: str) -> str:
@@ -131,12 +173,12 @@ def _check_replicas(
     loops: Mapping[str, Loop],
     replicas: Mapping[str, int],
     kinds: Mapping[str, Mapping[Value, Kind]],
-    axis: Axis,
+    axes: Mapping[str, Axis],
 ) -> None:
     for name, loop in loops.items():
         for node in walk((loop,)):
             if isinstance(node, Transfer) and node.target == name:
-                _check_crossing(program, node, loops[name], replicas, kinds, axis)
+                _check_crossing(program, node, loops[name], replicas, kinds, axes)
     replicated = [name for name in loops if replicas[name] > 1]
     # What goes wrong in the parameters soon goes wrong everywhere: name them first.
     results = [
@@ -155,39 +197,50 @@ def _check_crossing(
     target_loop: Loop,
     replicas: Mapping[str, int],
     kinds: Mapping[str, Mapping[Value, Kind]],
-    axis: Axis,
+    axes: Mapping[str, Axis],
 ) -> None:
     source, target = replicas[transfer.source], replicas[transfer.target]
     if source == target:
         return
+    axis = axes[transfer.target if target > source else transfer.source]
     for parcel in transfer.parcels:
         kind = kinds[transfer.source][parcel.value]
         what = describe(program, parcel.value)
         where = f"on its way from {transfer.source} ×{source} to {transfer.target} ×{target}"
-        if kind.tag is Tag.MIXED:
-            raise ReplicaError(f"{what} {kind.reason}{_at(kind)}, {where}. {advice(kind)}")
+        if kind.tag in (Tag.MIXED, Tag.ROW):
+            message = f"{what} {kind.reason}{_at(kind)}, {where}. {advice(kind)}"
+            raise _Refused(message, kind.reason)
         if kind.tag is Tag.PARTIAL:
             readers = [
                 n for n in walk((target_loop,)) if isinstance(n, Op) and parcel.value in n.inputs
             ]
             if not readers or not all(is_all_reduce(op) for op in readers):
-                raise ReplicaError(
+                raise _Refused(
                     f"{what} is reduced over one replica's environments only{_at(kind)}, {where}: "
                     "apply ff.all_mean (or all_sum, all_max) to it."
                 )
+            for op in readers:
+                made = reduced(kind, op.eqn.params["operation"], source_line(op.eqn))
+                if made.tag is Tag.MIXED:
+                    raise _Refused(f"{what} {made.reason}{_at(made)}, {where}. {advice(made)}")
+        elif kind.degree and not kind.zero:
+            raise _Refused(
+                f"{what} {COUNT}, {where}: use a mean instead of a sum, or env.per_env for counts."
+            )
         a, b = (program.avals[extent][parcel.value] for extent in axis.extents)
-        if kind.tag is Tag.UNIFORM and sized_dims(a, b):
-            raise ReplicaError(
-                f"{what} depends on all environments at once and cannot be cut, {where}. Compute "
-                "it per environment, or place its users in one fragment."
+        if not kind.joint and not well_formed(kind, a, b, axis.sizes):
+            raise _Refused(
+                f"{what} {NEEDS_ALL}, {where}. Compute it per environment, or place its users in "
+                "one fragment.",
+                NEEDS_ALL,
             )
         if kind.joint:
-            raise ReplicaError(
+            raise _Refused(
                 f"{what} has the agents of several teams and cannot be cut, {where}. Take those "
                 "of each team (ops.members) before components that learn."
             )
         if kind.tag is Tag.VARYING and not kind.is_cuttable:
-            raise ReplicaError(
+            raise _Refused(
                 f"{what} has other axes folded in front of the environment axis and cannot be "
                 f"cut, {where}. Keep the environment axis apart (no reshape of [T, N] to [T*N])."
             )
@@ -204,26 +257,32 @@ def _results(loop: Loop) -> list[tuple[Value, str, Value]]:
 def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) -> None:
     label = f"{role} {program.labels[value].removeprefix('0.')}"
     if kind.tag is Tag.PARTIAL:
-        raise ReplicaError(
+        raise _Refused(
             f"{label} differs among the replicas of fragment {name!r}: it is made from a reduction "
             f"over one replica's environments{_at(kind)}, without ff.all_mean (or all_sum, "
             "all_max) after it."
         )
-    if kind.tag is Tag.MIXED:
-        raise ReplicaError(
+    if kind.tag in (Tag.MIXED, Tag.ROW):
+        raise _Refused(
             f"{label} would differ under replicas of fragment {name!r}: it follows from something "
-            f"that {kind.reason}{_at(kind)}. {advice(kind)}"
+            f"that {kind.reason}{_at(kind)}. {advice(kind)}",
+            kind.reason,
         )
     if (
         kind.tag is Tag.VARYING
         and role == "the metric"
         and not program.labels[value].startswith("1.")
     ):
-        raise ReplicaError(
+        raise _Refused(
             f"{label} still has the environment axis: reduce it (ff.all_mean of its mean)."
         )
-    if kind.degree != 0:
-        raise ReplicaError(
+    if kind.tag is Tag.VARYING and not kind.is_cuttable:
+        raise _Refused(
+            f"{label} has other axes folded in front of the environment axis, so that the replicas "
+            f"of fragment {name!r} cannot have a part each: keep the environment axis apart."
+        )
+    if kind.degree != 0 and not kind.zero:
+        raise _Refused(
             f"{label} depends on how many environments a replica of fragment {name!r} holds: use "
             "a mean instead of a sum, or env.per_env for counts."
         )

@@ -8,8 +8,8 @@ from fragflow.graph.build import build
 from fragflow.graph.check import check_fdg, check_owners, refuse_host_in_one_program
 from fragflow.graph.colour import colour
 from fragflow.graph.dataflow import dataflow
-from fragflow.graph.extent import Axis, Extent
-from fragflow.graph.holdings import axes_of, holdings
+from fragflow.graph.extent import Extent
+from fragflow.graph.holdings import NO_AXES, Axes, axes_of, extent_of, holdings
 from fragflow.graph.interfaces import as_sends_and_receives, transfers_in, with_collectives
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
 from fragflow.graph.optimise import coalesce, unhoist
@@ -48,8 +48,12 @@ def cut(
 
     # The program, and what replicas would hold of it.
     is_divided = deterministic or _is_divided(policy, placed)
-    axes = axes_of(source, placed) if is_divided else []
-    extents = _extents(source, policy, placed, axes, deterministic)
+    blocks = [
+        *([BLOCK] if deterministic else ()),
+        *([max(policy.first, 1)] if policy.first else ()),
+    ]
+    axes = axes_of(source, placed, blocks) if is_divided else NO_AXES
+    extents = _extents(source, placed, axes, blocks)
     program = build(
         [source.at(extent) for extent in extents],
         source.extent,
@@ -67,7 +71,7 @@ def cut(
     loop = _with_transfers(program, decided, names, options)
 
     # The fragments, each checked to compute its part of the whole.
-    known = held.in_fragments(_parts(loop, names, decided, options))
+    known = held.in_fragments(_parts(loop, names, decided, options), row_kinds)
     loop = with_collectives(loop, placed, lambda p: known[p.over])
     parts = _parts(loop, names, decided, options)
     fdg = FDG(
@@ -76,7 +80,7 @@ def cut(
         fragments={p.name: _fragment(p, program, parts[p.name]) for p in placed},
         transfers=tuple(t for t, _ in transfers_in(loop)),
         kinds={p.name: known.get(p.over, known["environments"])[p.name] for p in placed},
-        row_kinds=row_kinds if axes else {},
+        row_kinds=row_kinds if is_divided else {},
     )
     check_fdg(fdg)
 
@@ -108,19 +112,12 @@ def _is_divided(policy: Policy, placed: Sequence[Placed]) -> bool:
 
 
 def _extents(
-    source: Traced,
-    policy: Policy,
-    placed: Sequence[Placed],
-    axes: Sequence[Axis],
-    deterministic: bool,
+    source: Traced, placed: Sequence[Placed], axes: Axes, blocks: Sequence[int]
 ) -> list[Extent]:
-    """All that the program is traced for."""
-    wanted = [source.extent, *(_extent(p) for p in placed)]
-    wanted += [extent for axis in axes for extent in axis.extents]
-    if deterministic:
-        wanted += [replace(_extent(p), envs=BLOCK) for p in placed]
-    if policy.first is not None:
-        wanted.append(Extent(max(policy.first, 1)))
+    """All that the program is traced for: what runs, and what is compared with it."""
+    wanted = [source.extent, *(extent_of(p) for p in placed)]
+    wanted += [extent for axis in axes.all() for extent in axis.extents]
+    wanted += [replace(extent_of(p), envs=size) for size in blocks for p in placed]
     return list(dict.fromkeys(wanted))
 
 
@@ -137,11 +134,6 @@ def _parts(loop: Loop, names: Sequence[str], decided: Split, options: Options) -
     return {name: project(loop, name, decided, options) for name in names}
 
 
-def _extent(placed: Placed) -> Extent:
-    parts = placed.replicas if placed.over == "agents" else 1
-    return Extent(placed.num_envs, parts=parts)
-
-
 def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:
     loop = as_sends_and_receives(part, placed.name)
     used = _values_read(loop)
@@ -151,7 +143,7 @@ def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:
         components=placed.components,
         replicas=placed.replicas,
         device=placed.device,
-        extent=_extent(placed),
+        extent=extent_of(placed),
         over=placed.over,
         asked_replicas=placed.asked_replicas,
         constants=tuple(c for c in program.constants if c.output in used),

@@ -32,24 +32,40 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What fragments are replicated over, and two extents that differ in nothing else."""
+    """What a fragment is replicated over, and the two programs that are compared for it."""
 
     over: Over
     extents: tuple[Extent, Extent]
+    """of the whole, and of a replica"""
     sizes: tuple[int, int]
     """how many pieces, each of which a replica could hold, there are in these extents"""
+    replica: Extent
+    """what a replica holds; compared is another extent where that is too little to tell"""
     teams: tuple[int, ...] = ()
     """of agents: how many are in each team in the second extent"""
 
 
-def environments_axis(large: int, small: int) -> Axis:
-    return Axis(over="environments", extents=(Extent(large), Extent(small)), sizes=(large, small))
+def environments_axis(whole: int, part: int) -> Axis:
+    """Replicas with `part` of `whole` environments each.
+
+    For one environment JAX writes other equations than for several: an axis of length one is
+    broadcast, not followed. As many replicas with two environments each stand for such ones.
+    """
+    sizes = (2 * whole, 2) if part == 1 else (whole, part)
+    extents = (Extent(sizes[0]), Extent(sizes[1]))
+    return Axis(over="environments", extents=extents, sizes=sizes, replica=Extent(part))
 
 
 def agents_axis(envs: int, parts: int, teams: tuple[int, ...]) -> Axis:
-    """Agents that are divided into `parts`, beside twice as many: one may be too few to tell."""
-    extents = (Extent(envs, times=2), Extent(envs))
-    return Axis(over="agents", extents=extents, sizes=(2 * parts, parts), teams=teams)
+    """Replicas with a part in `parts` of each team: twice the agents where that is one of them."""
+    times = 2 if min(teams) == parts else 1
+    return Axis(
+        over="agents",
+        extents=(Extent(envs, times=times), Extent(envs, times=times, parts=parts)),
+        sizes=(parts, 1),
+        replica=Extent(envs, parts=parts),
+        teams=tuple(size * times // parts for size in teams),
+    )
 
 
 def as_traced(environment: AnyEnvironment | Host, extent: Extent) -> Any:

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fragflow._jax import ClosedJaxpr, source_line
-from fragflow.errors import TraceError
+from fragflow._jax import ClosedJaxpr
+from fragflow.graph.constants import constant_kind
 from fragflow.graph.extent import Axis
+from fragflow.graph.guards import well_formed
 from fragflow.graph.ir import Constant, Loop, Node, Op, Program, Transfer, Value
-from fragflow.graph.kinds import UNIFORM, Kind, Tag, join, mixed, varying
+from fragflow.graph.kinds import COUNT, NEEDED, UNIFORM, Kind, Tag, join, mixed, varying
 from fragflow.graph.pair import sized_dims
-from fragflow.graph.replicas import Context, analyse, constant_kind, stack_kind, step_kind
+from fragflow.graph.replica_calls import stack_kind, step_kind
+from fragflow.graph.replicas import Context, analyse
 from fragflow.graph.trace import SOURCES
-
-NEEDS_ALL = "is computed from all environments at once, but used where only some of them are"
 
 
 def initial_kinds(a: ClosedJaxpr, b: ClosedJaxpr, axis: Axis) -> list[Kind]:
@@ -22,8 +22,11 @@ def initial_kinds(a: ClosedJaxpr, b: ClosedJaxpr, axis: Axis) -> list[Kind]:
         return context.of_all_agents(a.jaxpr, b.jaxpr)
     results = analyse(a, b, [UNIFORM, varying(0)], context)
     return [
-        kind if kind.tag is Tag.VARYING or sized_dims(x.aval, y.aval) else UNIFORM
-        for x, y, kind in zip(a.jaxpr.outvars, b.jaxpr.outvars, results, strict=True)
+        replace(kind, degree=0) if kind.tag is Tag.VARYING else kind if sized else UNIFORM
+        for kind, sized in (
+            (kind, sized_dims(x.aval, y.aval))
+            for x, y, kind in zip(a.jaxpr.outvars, b.jaxpr.outvars, results, strict=True)
+        )
     ]
 
 
@@ -37,26 +40,26 @@ class Inference:
     def __init__(
         self,
         program: Program,
-        axis: Axis,
-        state: Mapping[Value, Kind],
+        axes: Mapping[str, Axis],
+        state: Mapping[Axis, Mapping[Value, Kind]],
         replicas: Mapping[str, int],
         holds_all: Callable[[Op], bool] = lambda _: False,
     ):
-        """`replicas` are those along `axis`; some operations may be where all of it is."""
+        """`axes` are those of fragments, all over the same; some operations may hold all of it."""
         self.kinds: dict[str, dict[Value, Kind]] = {}
-        self._axis = axis
-        self._avals = (program.avals[axis.extents[0]], program.avals[axis.extents[1]])
+        self._axes = axes
+        self._avals = program.avals
         self._replicas = replicas
         self._holds_all = holds_all
         self._contexts = {
-            name: Context(axis=axis, whole=count == 1) for name, count in replicas.items()
+            name: Context(axis=axes[name], whole=count == 1) for name, count in replicas.items()
         }
         self._cache: dict[tuple[str, str], tuple[list[Kind], list[Kind]]] = {}
         for name in replicas:
             context = self._contexts[name]
-            known = {value: context.settle(kind) for value, kind in state.items()}
+            known = {value: context.settle(kind) for value, kind in state[axes[name]].items()}
             known |= dict.fromkeys(SOURCES, UNIFORM)
-            known["env_ids"] = _env_ids(axis)
+            known["env_ids"] = _env_ids(axes[name])
             known[program.loop.counter or ""] = UNIFORM
             for constant in program.constants:
                 known[constant.output] = self._constant(constant, name)
@@ -72,8 +75,9 @@ class Inference:
                 return self.kinds
 
     def _constant(self, constant: Constant, name: str) -> Kind:
-        a, b = (constant.arrays[extent] for extent in self._axis.extents)
-        return self._contexts[name].settle(constant_kind(a, b, self._axis.sizes))
+        axis = self._axes[name]
+        a, b = (constant.arrays[extent] for extent in axis.extents)
+        return self._contexts[name].settle(constant_kind(a, b, axis.sizes))
 
     def _write(self, name: str, value: Value | None, kind: Kind | None, line: str = "") -> None:
         if value is None or kind is None:
@@ -121,13 +125,14 @@ class Inference:
     def _op(self, op: Op, name: str) -> None:
         env = self.kinds[name]
         inputs = []
-        a, b = (op.eqns[extent] for extent in self._axis.extents)
+        axis = self._axes[name]
+        a, b = (op.eqns[extent] for extent in axis.extents)
         context = self._contexts[name]
         if self._holds_all(op):
             context = replace(context, whole=True)
         for value, x, y in zip(op.inputs, a.invars, b.invars, strict=True):
             kind = (
-                context.settle(constant_kind(x.val, y.val, self._axis.sizes))
+                context.settle(constant_kind(x.val, y.val, axis.sizes))
                 if value is None
                 else env.get(value)
             )
@@ -138,27 +143,25 @@ class Inference:
         if cached is not None and cached[0] == inputs:
             return
         # An environment on the host is opened, down to what is asked of it.
-        is_agents = self._axis.over == "agents"
-        is_world = any(c.startswith("environment") for c in op.components)
-        try:
-            of_all = is_agents and is_world
-            results = context.of_all_agents(a, b) if of_all else context.apply(a, b, inputs)
-        except TraceError as error:
-            names = "/".join(sorted(op.components)) or a.primitive.name
-            raise TraceError(f"in {names} ({source_line(a)}): {error}") from None
+        is_world = any(c.startswith("environment.") for c in op.components)
+        of_all = axis.over == "agents" and is_world
+        results = context.of_all_agents(a, b) if of_all else context.apply(a, b, inputs)
         self._cache[(name, op.path)] = (inputs, results)
         for value, kind in zip(op.outputs, results, strict=True):
             self._write(name, value, kind)
 
     def _received(self, transfer: Transfer, value: Value, sent: Kind) -> Kind:
         source, target = self._replicas[transfer.source], self._replicas[transfer.target]
-        is_sized = bool(sized_dims(self._avals[0][value], self._avals[1][value]))
         if source == target:
             return sent
-        if sent.tag is Tag.UNIFORM and is_sized:
-            return mixed(NEEDS_ALL, "")
         if sent.tag is Tag.PARTIAL and target == 1:
             return UNIFORM
+        if sent.tag in (Tag.UNIFORM, Tag.VARYING) and sent.degree and not sent.zero:
+            return mixed(COUNT, "")
+        axis = self._axes[transfer.target if target > source else transfer.source]
+        a, b = (self._avals[extent][value] for extent in axis.extents)
+        if not well_formed(sent, a, b, axis.sizes):
+            return mixed(NEEDED, "")
         if sent.tag is Tag.VARYING and not sent.is_cuttable:
             return mixed("has other axes folded around the environment axis", "")
         if sent.tag is Tag.VARYING:

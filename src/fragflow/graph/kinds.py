@@ -1,7 +1,26 @@
 """What the replicas of a fragment hold of a value: all the same, a row each, or a part of a sum."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
+
+LOCAL = "is computed from one replica's environments only, before it is reduced over all of them"
+COUNT = "depends on how many environments a replica holds"
+STRUCTURE = (
+    "depends on how many environments are here: with another number it is computed otherwise"
+)
+SIZED = "has a length that depends on how many environments a replica holds, but no row for each"
+PAIRS = "pairs environments with one another"
+SOMETIMES = "is sometimes one value per environment and sometimes not"
+OUTSIDE = "is read from outside of the program, which no check can follow: by"
+NEEDED = "is computed from all environments at once, but used where only some of them are"
+SUM_AND_MEAN = "combines a sum and a mean over a replica's environments"
+
+CONSTANT = "a constant of the algorithm"
+"""the line of what has none, until an equation of the user's reads it"""
+EXACT = 1 << 10
+"""more binary digits than any float type has"""
 
 
 class Tag(Enum):
@@ -11,12 +30,19 @@ class Tag(Enum):
     """has the environment axis: each replica holds the rows of its environments"""
     PARTIAL = "partial"
     """reduced over the replica's own environments, not yet over all"""
+    ROW = "row"
+    """the number of a row among those that are here: fine as the index of that row, else mixed"""
     MIXED = "mixed"
     """none of these: replicas would compute something else than one big batch"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
+    """A relation between a value of the undivided program and those of the replicas.
+
+    docs/soundness.md says which; every rule must preserve it.
+    """
+
     tag: Tag
     axis: int = -1
     """of a varying value: the axis that holds `outer * environments * inner` entries"""
@@ -31,8 +57,13 @@ class Kind:
     reduction: str = "sum"
     """of a partial value: sum, max or min"""
     zero: bool = False
-    affine: bool = False
-    """a partial value to which something uniform was added"""
+    column: int = -1
+    """of indices made from row numbers: which of their columns these are; -1: the numbers alone"""
+    values: tuple[Any, Any] | None = None
+    """of a scalar that follows from constants alone: what it is in the whole, and in a replica"""
+    digits: int = EXACT
+    """binary digits of the narrowest float type that its rows were in: rounding to no fewer loses
+    nothing that was there"""
     reason: str = ""
     line: str = ""
     """where it became partial or mixed"""
@@ -47,6 +78,8 @@ class Kind:
                 return f"P({self.reduction})"
             case Tag.MIXED:
                 return "X"
+            case Tag.ROW:
+                return f"R{self.axis}"
             case Tag.UNIFORM:
                 return "U"
 
@@ -76,37 +109,72 @@ def mixed(reason: str, line: str) -> Kind:
     return Kind(tag=Tag.MIXED, reason=reason, line=line)
 
 
-def first_mixed(kinds: tuple[Kind, ...]) -> Kind | None:
+def row_number(axis: int, reason: str, line: str) -> Kind:
+    """`reason` is what is wrong with it wherever it is no index of the row itself."""
+    return Kind(tag=Tag.ROW, axis=axis, reason=reason, line=line)
+
+
+def first_mixed(kinds: Sequence[Kind]) -> Kind | None:
     return next((k for k in kinds if k.tag is Tag.MIXED), None)
+
+
+def aligned(a: Kind, b: Kind) -> bool:
+    """Whether the entries of two environment axes are in the same order."""
+    return a.flexible or b.flexible or (a.outer, a.inner, a.joint) == (b.outer, b.inner, b.joint)
+
+
+def common_degree(kinds: Sequence[Kind]) -> int | None:
+    """The degree of values that stand side by side, zeros having any; None if they differ."""
+    degrees = {k.degree for k in kinds if not k.zero}
+    if len(degrees) > 1:
+        return None
+    return degrees.pop() if degrees else 0
 
 
 def join(a: Kind | None, b: Kind | None, line: str = "") -> Kind | None:
     """What holds of a value that is sometimes `a` and sometimes `b`; None is not known yet."""
     if a is None or b is None:
         return a or b
-    if a == b:
-        return a
-    bad = first_mixed((a, b))
+    return a if a == b else together((a, b), line)
+
+
+def together(kinds: Sequence[Kind], line: str) -> Kind:
+    """What holds of a value each of whose entries comes from one of `kinds`, axes being equal."""
+    bad = first_mixed(kinds)
     if bad is not None:
         return bad
-    tags = {a.tag, b.tag}
+    tags = {k.tag for k in kinds}
+    if len(tags) > 1 and tags != {Tag.UNIFORM, Tag.PARTIAL}:
+        row = next((k for k in kinds if k.tag is Tag.ROW), None)
+        return mixed(row.reason, row.line) if row else mixed(SOMETIMES, line)
+    parts = [k for k in kinds if k.tag is Tag.PARTIAL]
+    degree = common_degree(kinds)
+    if degree is None and len(parts) > 1:
+        return mixed(SUM_AND_MEAN, line or parts[0].line)
+    if degree is None:
+        return mixed(COUNT, line or (parts[0].line if parts else ""))
+    facts = Kind(
+        tag=Tag.UNIFORM,
+        degree=degree,
+        zero=all(k.zero for k in kinds),
+        digits=max(k.digits for k in kinds),
+    )
+    if parts:
+        # What is uniform of degree d is a sum, and a maximum, of that degree too.
+        if len({k.reduction for k in parts}) > 1:
+            return mixed(LOCAL, parts[0].line)
+        return replace(parts[0], degree=degree, digits=facts.digits)
     if tags == {Tag.UNIFORM}:
-        if a.degree == b.degree or a.zero or b.zero:
-            return replace(a, zero=a.zero and b.zero, degree=b.degree if a.zero else a.degree)
-        return mixed("depends on how many environments a replica holds", line)
-    if tags == {Tag.VARYING}:
-        base, other = (b, a) if a.flexible else (a, b)
-        if base.axis == other.axis and (base.layout == other.layout or other.flexible):
-            if a.degree == b.degree or a.zero or b.zero:
-                degree = b.degree if a.zero else a.degree
-                return replace(base, degree=degree, zero=a.zero and b.zero)
-            return mixed("depends on how many environments a replica holds", line)
+        return facts
+    if tags == {Tag.ROW}:
+        same = len({(k.axis, k.column) for k in kinds}) == 1
+        return kinds[0] if same else mixed(kinds[0].reason, kinds[0].line)
+    firm = next((k for k in kinds if not k.flexible), kinds[0])
+    if any(k.axis != firm.axis for k in kinds):
         return mixed("has the environment axis in two different places", line)
-    if tags == {Tag.PARTIAL}:
-        if (a.degree, a.reduction) == (b.degree, b.reduction):
-            return replace(a, affine=a.affine or b.affine)
-        return mixed("combines a sum and a mean over a replica's environments", line or a.line)
-    if tags == {Tag.UNIFORM, Tag.PARTIAL}:
-        part, whole = (a, b) if a.tag is Tag.PARTIAL else (b, a)
-        return replace(part, affine=part.affine or not whole.zero)
-    return mixed("is sometimes one value per environment and sometimes not", line)
+    if not all(aligned(firm, k) for k in kinds):
+        return mixed(PAIRS, line)
+    flexible = all(k.flexible for k in kinds)
+    return replace(
+        firm, degree=degree, zero=facts.zero, flexible=flexible, digits=facts.digits, values=None
+    )

@@ -1,4 +1,4 @@
-"""An equation in two traces of the same program, of different extents."""
+"""An equation in two traces of the same program: that of the whole, and that of a replica."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,15 +34,21 @@ class Pair:
     def output_sized(self, position: int = 0) -> list[int]:
         return sized_dims(self.a.outvars[position].aval, self.b.outvars[position].aval)
 
+    def keeps_length(self, axis: int) -> bool:
+        """Whether the first input and the first result are equally long there, in both traces."""
+        return all(
+            len(e.outvars[0].aval.shape) > axis
+            and e.invars[0].aval.shape[axis] == e.outvars[0].aval.shape[axis]
+            for e in (self.a, self.b)
+        )
+
     def multiple(self, dim: int) -> int | None:
         """The dimension's size per environment, if it is a whole multiple of their number."""
-        return size_multiple(dim, self.sizes[0])
+        return dim // self.sizes[0] if dim % self.sizes[0] == 0 else None
 
 
 def sized_dims(a: Any, b: Any) -> list[int]:
-    """Axes whose length depends on the number of environments."""
+    """Axes whose length depends on the number of environments; all of them if the ranks differ."""
+    if len(a.shape) != len(b.shape):
+        return list(range(max(len(a.shape), len(b.shape))))
     return [i for i, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if x != y]
-
-
-def size_multiple(dim: int, num_envs: int) -> int | None:
-    return dim // num_envs if dim % num_envs == 0 else None

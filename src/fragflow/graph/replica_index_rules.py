@@ -1,75 +1,142 @@
-"""How indexing, random numbers and convolutions treat the environment axis; see replicas.py."""
+"""How indexing, random numbers and windows treat the environment axis; see rule_table.py."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
-from fragflow.graph.elementwise import LOCAL, Kinds, Rule
-from fragflow.graph.kinds import UNIFORM, Kind, Tag, mixed, partial
+from fragflow.graph.elementwise import Kinds, Rule
+from fragflow.graph.kinds import (
+    COUNT,
+    LOCAL,
+    PAIRS,
+    UNIFORM,
+    Kind,
+    Tag,
+    aligned,
+    common_degree,
+    mixed,
+    partial,
+    together,
+    varying,
+)
 from fragflow.graph.pair import Pair
-from fragflow.graph.replica_rules import same_class
+from fragflow.graph.replica_rules import side_by_side
 
 INDEXED = "is indexed along the environment axis"
+_OTHERS = "is indexed by something that differs from replica to replica"
+
+
+def _are_indices(kinds: Kinds) -> bool:
+    return all(k.tag is Tag.UNIFORM and (k.zero or not k.degree) for k in kinds)
 
 
 def dynamic_slice(pair: Pair, kinds: Kinds) -> Kind:
-    if any(k.tag is not Tag.UNIFORM for k in kinds[1:]):
-        return mixed("is indexed by something that differs from replica to replica", pair.line)
+    if not _are_indices(kinds[1:]):
+        return mixed(_OTHERS, pair.line)
     kind = kinds[0]
-    if kind.tag is not Tag.VARYING:
+    if kind.tag is not Tag.VARYING or pair.keeps_length(kind.axis):
         return kind
-    full = pair.a.invars[0].aval.shape[kind.axis] == pair.a.outvars[0].aval.shape[kind.axis]
-    return kind if full else mixed(INDEXED, pair.line)
+    return mixed(INDEXED, pair.line)
 
 
 def dynamic_update_slice(pair: Pair, kinds: Kinds) -> Kind:
-    if any(k.tag is not Tag.UNIFORM for k in kinds[2:]):
-        return mixed("is indexed by something that differs from replica to replica", pair.line)
+    if not _are_indices(kinds[2:]):
+        return mixed(_OTHERS, pair.line)
     operand, update = kinds[:2]
-    same = same_class(pair, (operand, update))
+    same = side_by_side(pair, (operand, update))
     if same is not None:
         return same
     if not (operand.tag is update.tag is Tag.VARYING and operand.axis == update.axis):
         return mixed(LOCAL, pair.line)
     axis = operand.axis
-    if pair.a.invars[0].aval.shape[axis] != pair.a.invars[1].aval.shape[axis]:
+    if any(e.invars[0].aval.shape[axis] != e.invars[1].aval.shape[axis] for e in (pair.a, pair.b)):
         return mixed(INDEXED, pair.line)
-    firm = update if operand.flexible else operand
-    if not operand.flexible and not update.flexible and operand.layout != update.layout:
-        return mixed("pairs environments with one another", pair.line)
-    flexible = operand.flexible and update.flexible
-    return replace(firm, flexible=flexible, zero=operand.zero and update.zero)
+    return together((operand, update), pair.line)
+
+
+def _fills_with(pair: Pair) -> Any:
+    """What a gather gives beyond the end: None if nothing; NaN is NaN however it is scaled."""
+    value = pair.params.get("fill_value")
+    if "FILL" not in str(pair.params.get("mode")) or value is None:
+        return None
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def gather(pair: Pair, kinds: Kinds) -> Kind:
     operand, indices = kinds
     dims = pair.params["dimension_numbers"]
-    shape = pair.a.invars[0].aval.shape
     rank = len(pair.a.outvars[0].aval.shape)
     batch = [d for d in range(rank) if d not in dims.offset_dims]
+    filling = _fills_with(pair)
     if indices.tag is Tag.PARTIAL:
         return mixed(LOCAL, indices.line)
+    if indices.degree and not indices.zero:
+        return mixed(COUNT, pair.line)
+    if filling not in (None, 0):
+        if operand.tag is Tag.PARTIAL:
+            return mixed(LOCAL, operand.line)
+        if operand.degree and not operand.zero:
+            return mixed(COUNT, pair.line)
+    fills = "FILL" in str(pair.params.get("mode")) and pair.params.get("fill_value") != 0
+    operand = replace(operand, zero=operand.zero and not fills)
+    if indices.tag is Tag.ROW:
+        return _own_entries(pair, operand, indices, batch)
     if operand.tag is Tag.VARYING:
         axis = operand.axis
         if axis in dims.operand_batching_dims:
             position = dims.start_indices_batching_dims[dims.operand_batching_dims.index(axis)]
-            if indices.tag is Tag.VARYING and indices.axis == position:
-                return replace(operand, axis=batch[position], flexible=False, zero=False)
-            return mixed(INDEXED, pair.line)
+            if indices.tag is not Tag.VARYING or indices.axis != position:
+                return mixed(INDEXED, pair.line)
+            if not aligned(operand, indices):
+                return mixed(PAIRS, pair.line)
+            firm = indices if operand.flexible else operand
+            return replace(
+                firm,
+                axis=batch[position],
+                flexible=operand.flexible and indices.flexible,
+                zero=operand.zero,
+                degree=operand.degree,
+            )
         sliced = axis in dims.collapsed_slice_dims or axis in dims.start_index_map
-        if sliced or pair.params["slice_sizes"][axis] != shape[axis]:
+        if sliced or not _takes_all(pair, axis):
             return mixed(INDEXED, pair.line)
         if indices.tag is Tag.VARYING:
-            return mixed("pairs environments with one another", pair.line)
+            return mixed(PAIRS, pair.line)
         window = [
             d
-            for d in range(len(shape))
+            for d in range(len(pair.a.invars[0].aval.shape))
             if d not in dims.collapsed_slice_dims and d not in dims.operand_batching_dims
         ]
         return replace(operand, axis=dims.offset_dims[window.index(axis)])
     if indices.tag is Tag.VARYING:
         if operand.tag is Tag.PARTIAL:
             return mixed(LOCAL, operand.line)
-        return replace(indices, axis=batch[indices.axis], flexible=False, zero=False, degree=0)
+        if indices.axis >= len(batch):
+            return mixed(INDEXED, pair.line)
+        return replace(indices, axis=batch[indices.axis], zero=operand.zero, degree=operand.degree)
     return operand
+
+
+def _takes_all(pair: Pair, axis: int) -> bool:
+    return all(
+        e.params["slice_sizes"][axis] == e.invars[0].aval.shape[axis] for e in (pair.a, pair.b)
+    )
+
+
+def _own_entries(pair: Pair, operand: Kind, indices: Kind, batch: list[int]) -> Kind:
+    """x[arange(n), i]: every row's own entries, if it is the row's number that finds the row."""
+    dims = pair.params["dimension_numbers"]
+    column = max(indices.column, 0)
+    finds = (
+        operand.tag is Tag.VARYING
+        and aligned(operand, varying(0))
+        and indices.axis < len(batch)
+        and dims.start_index_map[column] == operand.axis
+        and operand.axis in dims.collapsed_slice_dims
+    )
+    if not finds:
+        return mixed(indices.reason, indices.line)
+    return replace(operand, axis=batch[indices.axis], outer=1, inner=1, flexible=False)
 
 
 def scatter(adds: bool) -> Rule:
@@ -77,29 +144,91 @@ def scatter(adds: bool) -> Rule:
         operand, indices, updates = kinds
         if indices.tag is Tag.PARTIAL:
             return mixed(LOCAL, indices.line)
-        if Tag.VARYING not in (operand.tag, indices.tag, updates.tag):
-            return same_class(pair, (operand, updates)) or UNIFORM
+        if indices.degree and not indices.zero:
+            return mixed(COUNT, pair.line)
+        if all(k.tag in (Tag.UNIFORM, Tag.PARTIAL) for k in kinds):
+            return together((operand, updates), pair.line)
+        parts = [k for k in kinds if k.tag is Tag.PARTIAL]
+        if parts:
+            return mixed(LOCAL, parts[0].line)
+        degree = common_degree((operand, updates))
+        if degree is None:
+            return mixed(COUNT, pair.line)
         dims = pair.params["dimension_numbers"]
+        found = [k for k in kinds if k.tag is Tag.VARYING]
+        if any(not aligned(x, y) for x in found for y in found):
+            return mixed(PAIRS, pair.line)
+        firm = next((k for k in found if not k.flexible), found[0] if found else UNIFORM)
+        rank = len(pair.a.invars[2].aval.shape)
+        batch = [d for d in range(rank) if d not in dims.update_window_dims]
         if operand.tag is Tag.VARYING:
             axis = operand.axis
+            result = replace(firm, axis=axis, flexible=False, zero=False, degree=degree)
+            if indices.tag is Tag.ROW:
+                return _own_places(pair, kinds, result, batch)
             if axis in dims.operand_batching_dims:
                 rows = dims.scatter_indices_batching_dims[dims.operand_batching_dims.index(axis)]
-                if indices.tag is Tag.VARYING and indices.axis == rows:
-                    firm = updates if updates.tag is Tag.VARYING else indices
-                    return replace(firm, axis=axis, flexible=False, zero=False)
-                return mixed(INDEXED, pair.line)
+                by_row = indices.tag is Tag.VARYING and indices.axis == rows
+                own = updates.tag is Tag.VARYING and updates.axis == batch[rows]
+                return result if by_row and own else mixed(INDEXED, pair.line)
             inserted = axis in dims.inserted_window_dims
             if inserted or axis in dims.scatter_dims_to_operand_dims:
                 return mixed(INDEXED, pair.line)
-            if indices.tag is Tag.VARYING:
-                return mixed("pairs environments with one another", pair.line)
-            firm = updates if operand.flexible and updates.tag is Tag.VARYING else operand
-            return replace(firm, axis=axis, flexible=False, zero=False)
-        if adds and operand.zero and updates.tag is Tag.VARYING:
+            if indices.tag is not Tag.UNIFORM:
+                return mixed(PAIRS, pair.line)
+            return result if _covers(pair, kinds) else mixed(INDEXED, pair.line)
+        if indices.tag is Tag.ROW:
+            return mixed(indices.reason, indices.line)
+        if adds and operand.zero and _sums_up(kinds, batch):
             return partial(pair.line, degree=updates.degree + 1)
         return mixed("collects rows of all environments in one place", pair.line)
 
     return rule
+
+
+def _covers(pair: Pair, kinds: Kinds) -> bool:
+    """Whether updates have a row for each of the operand's, along a window as long as it is."""
+    operand, _, updates = kinds
+    dims = pair.params["dimension_numbers"]
+    outside = (*dims.inserted_window_dims, *dims.operand_batching_dims)
+    window = [d for d in range(len(pair.a.invars[0].aval.shape)) if d not in outside]
+    place = dims.update_window_dims[window.index(operand.axis)]
+    return (
+        updates.tag is Tag.VARYING
+        and updates.axis == place
+        and all(
+            e.invars[2].aval.shape[place] == e.invars[0].aval.shape[operand.axis]
+            for e in (pair.a, pair.b)
+        )
+    )
+
+
+def _own_places(pair: Pair, kinds: Kinds, result: Kind, batch: list[int]) -> Kind:
+    """x.at[arange(n), i]: every row writes into itself."""
+    operand, indices, updates = kinds
+    dims = pair.params["dimension_numbers"]
+    finds = (
+        aligned(operand, varying(0))
+        and indices.axis < len(batch)
+        and dims.scatter_dims_to_operand_dims[max(indices.column, 0)] == operand.axis
+        and operand.axis in dims.inserted_window_dims
+        and updates.tag is Tag.VARYING
+        and updates.axis == batch[indices.axis]
+        and aligned(updates, varying(0))
+    )
+    if not finds:
+        return mixed(indices.reason, indices.line)
+    return replace(result, outer=1, inner=1)
+
+
+def _sums_up(kinds: Kinds, batch: list[int]) -> bool:
+    """Whether rows are added up in one place: each update goes where its own index says."""
+    _, indices, updates = kinds
+    return (
+        updates.tag is indices.tag is Tag.VARYING
+        and indices.axis < len(batch)
+        and updates.axis == batch[indices.axis]
+    )
 
 
 def random_bits(pair: Pair, kinds: Kinds) -> Kind:
@@ -111,32 +240,46 @@ def random_bits(pair: Pair, kinds: Kinds) -> Kind:
             "numbers: draw with env.keys(key), one key per environment",
             pair.line,
         )
-    return replace(kind, zero=False) if kind.tag is not Tag.PARTIAL else mixed(LOCAL, kind.line)
+    return replace(kind, zero=False)
 
 
-def convolution(pair: Pair, kinds: Kinds) -> Kind:
-    lhs, rhs = kinds
-    dims = pair.params["dimension_numbers"]
-    same = same_class(pair, kinds)
-    if same is not None:
-        both = lhs.tag is rhs.tag is Tag.PARTIAL
-        return mixed(LOCAL, lhs.line) if both else replace(same, affine=False)
-    if lhs.tag is Tag.VARYING and rhs.tag is Tag.UNIFORM and lhs.axis == dims.lhs_spec[0]:
-        return replace(lhs, axis=dims.out_spec[0], flexible=False, zero=False)
-    if lhs.tag is rhs.tag is Tag.VARYING:
-        contracted = lhs.axis == dims.lhs_spec[1] and rhs.axis == dims.rhs_spec[1]
-        if contracted and pair.params["feature_group_count"] == 1:
-            return partial(pair.line, degree=lhs.degree + rhs.degree + 1)
-    return mixed("is convolved along the environment axis", pair.line)
+def window(kind_of: str) -> Rule:
+    def rule(pair: Pair, kinds: Kinds) -> Kind:
+        kind = replace(kinds[0], zero=kinds[0].zero and kind_of == "sum")
+        if kind.tag is not Tag.VARYING:
+            return kind
+        return kind if _is_apart(pair, kind.axis) else mixed(POOLED, pair.line)
+
+    return rule
 
 
-def window(pair: Pair, kinds: Kinds) -> Kind:
-    kind = kinds[0]
-    if kind.tag is not Tag.VARYING:
-        return kind if kind.tag is Tag.UNIFORM else mixed(LOCAL, kind.line)
-    if pair.params["window_dimensions"][kind.axis] == 1:
-        return replace(kind, flexible=False)
-    return mixed("is pooled along the environment axis", pair.line)
+POOLED = "is pooled along the environment axis"
+
+
+def _is_apart(pair: Pair, axis: int) -> bool:
+    """Whether a window is one row long, and rows are neither left out nor added."""
+    params = pair.params
+    dilations = [params.get(name) for name in ("base_dilation", "window_dilation")]
+    return (
+        params["window_dimensions"][axis] == 1
+        and params["window_strides"][axis] == 1
+        and tuple(params["padding"][axis]) == (0, 0)
+        and all(d is None or d[axis] == 1 for d in dilations)
+    )
+
+
+def select_and_scatter_add(pair: Pair, kinds: Kinds) -> Kind:
+    """The gradient of a maximum over windows: what is chosen does not depend on a scale."""
+    source, operand = kinds
+    if source.tag is operand.tag is Tag.UNIFORM:
+        return replace(source, zero=source.zero)
+    both = source.tag is operand.tag is Tag.VARYING and source.axis == operand.axis
+    if not both or not aligned(source, operand):
+        return mixed(PAIRS, pair.line)
+    if not _is_apart(pair, source.axis):
+        return mixed(POOLED, pair.line)
+    firm = operand if source.flexible else source
+    return replace(firm, degree=source.degree, zero=source.zero, flexible=False)
 
 
 def split(pair: Pair, kinds: Kinds) -> list[Kind]:
@@ -162,27 +305,3 @@ def same_axis(_: Pair, kinds: Kinds) -> Kind:
 
 def barrier(_: Pair, kinds: Kinds) -> list[Kind]:
     return list(kinds)
-
-
-INDEX_RULES: dict[str, Rule] = {
-    "dynamic_slice": dynamic_slice,
-    "dynamic_update_slice": dynamic_update_slice,
-    "gather": gather,
-    "scatter": scatter(adds=False),
-    "scatter-add": scatter(adds=True),
-    "scatter-sub": scatter(adds=True),
-    **dict.fromkeys(("scatter-mul", "scatter-max", "scatter-min"), scatter(adds=False)),
-    "random_bits": random_bits,
-    "random_split": random_bits,
-    "random_wrap": same_axis,
-    "random_unwrap": same_axis,
-    "random_clone": same_axis,
-    "conv_general_dilated": convolution,
-    **dict.fromkeys(
-        ("reduce_window_max", "reduce_window_sum", "reduce_window_min", "select_and_scatter_add"),
-        window,
-    ),
-    "split": split,
-    "unstack": unstack,
-    "optimization_barrier": barrier,
-}

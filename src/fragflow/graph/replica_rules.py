@@ -1,45 +1,49 @@
-"""How each primitive treats the environment axis; see replicas.py."""
+"""How operations that move, order or reduce entries treat the environment axis; see rule_table.py.
 
+A rule says what its result is, given what its operands are. That they may be there at all, and that
+the result has the shape its kind speaks of, is checked around every rule, by guards.py.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from fragflow.graph.elementwise import (
+from fragflow.graph.elementwise import Kinds, Rule, layout_of
+from fragflow.graph.kinds import (
     COUNT,
-    ELEMENTWISE,
     LOCAL,
-    Kinds,
-    Rule,
-    elementwise,
-    layout_of,
+    PAIRS,
+    UNIFORM,
+    ZERO,
+    Kind,
+    Tag,
+    aligned,
+    common_degree,
+    mixed,
+    partial,
+    row_number,
+    together,
+    varying,
 )
-from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, mixed, partial, varying
 from fragflow.graph.pair import Pair
 
+NUMBERED = "numbers a replica's environments from zero"
 
-def same_class(pair: Pair, kinds: Kinds) -> Kind | None:
-    """For operations that only move entries: the result's kind when nothing is varying."""
-    layout = layout_of(pair, kinds)
-    if layout is not None:
+
+def side_by_side(pair: Pair, kinds: Kinds) -> Kind | None:
+    """What operands are together if none of them has the environment axis."""
+    if any(k.tag in (Tag.VARYING, Tag.ROW) for k in kinds):
         return None
-    parts = [k for k in kinds if k.tag is Tag.PARTIAL]
-    if parts:
-        others = [k for k in kinds if k.tag is Tag.UNIFORM]
-        if len({(k.degree, k.reduction) for k in parts}) > 1:
-            return mixed(LOCAL, parts[0].line)
-        return replace(
-            parts[0], affine=any(k.affine for k in parts) or any(not k.zero for k in others)
-        )
-    degrees = {k.degree for k in kinds if not k.zero}
-    if len(degrees) > 1:
-        return mixed(COUNT, pair.line)
-    return replace(UNIFORM, degree=degrees.pop() if degrees else 0, zero=all(k.zero for k in kinds))
+    return together(kinds, pair.line)
 
 
-def moving(follow: Callable[[Pair, Kind], Kind | int | None], what: str) -> Rule:
+def moving(
+    follow: Callable[[Pair, Kind], Kind | int | None], what: str, *, keeps_zero: bool = True
+) -> Rule:
     """A rule for operations on one array, from where they move the environment axis to."""
 
     def rule(pair: Pair, kinds: Kinds) -> Kind:
-        first = kinds[0]
+        first = kinds[0] if keeps_zero else replace(kinds[0], zero=False)
         if first.tag is not Tag.VARYING:
             return first
         moved = follow(pair, first)
@@ -53,14 +57,15 @@ def moving(follow: Callable[[Pair, Kind], Kind | int | None], what: str) -> Rule
 def broadcast_in_dim(pair: Pair, kinds: Kinds) -> Kind:
     kind = kinds[0]
     target = pair.params["broadcast_dimensions"]
-    axis = target[kind.axis] if kind.tag is Tag.VARYING else None
+    has_axis = kind.tag in (Tag.VARYING, Tag.ROW)
+    axis = int(target[kind.axis]) if has_axis else None
     made = [d for d in pair.output_sized() if d != axis]
     if not made:
         return kind if axis is None else replace(kind, axis=axis)
     if kind.tag is Tag.PARTIAL:
         return mixed(LOCAL, kind.line)
     if axis is not None or len(made) > 1:
-        return mixed("pairs environments with one another", pair.line)
+        return mixed(PAIRS, pair.line)
     inner = pair.multiple(pair.a.outvars[0].aval.shape[made[0]])
     if inner is None:
         return mixed(COUNT, pair.line)
@@ -72,34 +77,55 @@ def iota(pair: Pair, _: Kinds) -> Kind:
     if not made:
         return UNIFORM
     if made == [pair.params["dimension"]]:
-        return mixed("numbers a replica's environments from zero", pair.line)
-    return varying(made[0], flexible=True)
+        lengths = [e.outvars[0].aval.shape[made[0]] for e in (pair.a, pair.b)]
+        if tuple(lengths) == pair.sizes and pair.a.outvars[0].aval.dtype.kind in "iu":
+            return row_number(made[0], NUMBERED, pair.line)
+        return mixed(NUMBERED, pair.line)
+    inner = pair.multiple(pair.a.outvars[0].aval.shape[made[0]])
+    return varying(made[0], inner=inner or 1, flexible=True)
 
 
-def reshape(pair: Pair, kind: Kind) -> Kind | None:
+def reshape(pair: Pair, kinds: Kinds) -> Kind:
+    kind = kinds[0]
+    if pair.params.get("dimensions") is not None:
+        return mixed("reorders entries while it reshapes", pair.line)
     old, new = pair.a.invars[0].aval.shape, pair.a.outvars[0].aval.shape
-    num_envs = pair.sizes[0]
+    if kind.tag is Tag.ROW:
+        axes = [d for d in pair.output_sized() if new[d] == old[kind.axis]]
+        if len(axes) == 1 and math.prod(new) == old[kind.axis]:
+            return replace(kind, axis=axes[0])
+        return mixed(kind.reason, kind.line)
+    if kind.tag is not Tag.VARYING:
+        return kind
     if kind.flexible:
         made = pair.output_sized()
         inner = pair.multiple(new[made[0]]) if len(made) == 1 else None
-        return replace(kind, axis=made[0], outer=1, inner=inner) if inner else None
-    before = _product(old[: kind.axis]) * kind.outer
-    after = kind.inner * _product(old[kind.axis + 1 :])
-    for axis, size in enumerate(new):
-        ahead, behind = _product(new[:axis]), _product(new[axis + 1 :])
-        if before % ahead or after % behind or axis not in pair.output_sized():
+        if inner and (kind.zero or _stays_apart(old, kind.axis, new, made[0])):
+            return replace(kind, axis=made[0], outer=1, inner=inner)
+        # Folded with other axes it is constant no more; as it is, any order describes it.
+        kind = replace(kind, flexible=False, outer=1, inner=old[kind.axis] // pair.sizes[0])
+    before = math.prod(old[: kind.axis]) * kind.outer
+    after = kind.inner * math.prod(old[kind.axis + 1 :])
+    for axis in pair.output_sized():
+        ahead, behind = math.prod(new[:axis]), math.prod(new[axis + 1 :])
+        if before % ahead or after % behind:
             continue
         outer, inner = before // ahead, after // behind
-        if outer * num_envs * inner == size:
+        if outer * pair.sizes[0] * inner == new[axis]:
             return replace(kind, axis=axis, outer=outer, inner=inner)
-    return None
+    return mixed("folds the environment axis so that it cannot be followed", pair.line)
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
+def _stays_apart(old: tuple[int, ...], axis: int, new: tuple[int, ...], made: int) -> bool:
+    """Whether `axis` is reshaped by itself, other axes staying before and after it."""
+    before, after = math.prod(old[:axis]), math.prod(old[axis + 1 :])
+    return any(
+        math.prod(new[:start]) == before
+        and math.prod(new[stop:]) == after
+        and math.prod(new[start:stop]) == old[axis]
+        for start in range(made + 1)
+        for stop in range(made + 1, len(new) + 1)
+    )
 
 
 def squeeze(pair: Pair, kind: Kind) -> int:
@@ -107,7 +133,7 @@ def squeeze(pair: Pair, kind: Kind) -> int:
 
 
 def transpose(pair: Pair, kind: Kind) -> int:
-    return pair.params["permutation"].index(kind.axis)
+    return tuple(pair.params["permutation"]).index(kind.axis)
 
 
 def along(parameter: str) -> Callable[[Pair, Kind], int | None]:
@@ -121,11 +147,15 @@ def along(parameter: str) -> Callable[[Pair, Kind], int | None]:
     return follow
 
 
+def fft(pair: Pair, kind: Kind) -> int | None:
+    axes = len(pair.a.invars[0].aval.shape) - len(pair.params["fft_lengths"])
+    return kind.axis if kind.axis < axes else None
+
+
 def slice_(pair: Pair, kind: Kind) -> Kind | int | None:
-    full = pair.a.invars[0].aval.shape[kind.axis] == pair.a.outvars[0].aval.shape[kind.axis]
-    if full or not kind.joint:
-        return kind.axis if full else None
-    return _team(pair, kind)
+    if pair.keeps_length(kind.axis):
+        return kind.axis
+    return _team(pair, kind) if kind.joint else None
 
 
 def _team(pair: Pair, kind: Kind) -> Kind | None:
@@ -146,36 +176,58 @@ def _team(pair: Pair, kind: Kind) -> Kind | None:
 
 
 def pad(pair: Pair, kinds: Kinds) -> Kind:
-    same = same_class(pair, kinds)
+    same = side_by_side(pair, kinds)
     if same is not None:
         return same
-    if pair.params["padding_config"][kinds[0].axis] != (0, 0, 0):
-        return mixed("adds rows to the environment axis", pair.line)
-    return replace(kinds[0], zero=False, flexible=False)
-
-
-def concatenate(pair: Pair, kinds: Kinds, new_axis: bool = False) -> Kind:
-    same = same_class(pair, kinds)
-    if same is not None:
-        return same
-    layout = layout_of(pair, kinds)
-    assert layout is not None
-    if layout.tag is Tag.MIXED or any(k.tag is not Tag.VARYING for k in kinds):
+    operand, filling = kinds
+    if operand.tag is not Tag.VARYING or filling.tag is not Tag.UNIFORM:
         return mixed(LOCAL, pair.line)
-    if not new_axis and layout.axis == pair.params["dimension"]:
-        return mixed("joins rows along the environment axis", pair.line)
-    degrees = {k.degree for k in kinds if not k.zero}
-    if len(degrees) > 1:
+    if tuple(pair.params["padding_config"][operand.axis]) != (0, 0, 0):
+        return mixed("adds rows to the environment axis", pair.line)
+    degree = common_degree(kinds)
+    if degree is None:
         return mixed(COUNT, pair.line)
-    flexible = all(k.flexible for k in kinds)
-    zero = all(k.zero for k in kinds)
-    return replace(layout, flexible=flexible, zero=zero, degree=degrees.pop() if degrees else 0)
+    return replace(operand, degree=degree, zero=operand.zero and filling.zero)
+
+
+def concatenate(pair: Pair, kinds: Kinds) -> Kind:
+    dimension = pair.params["dimension"]
+    if any(k.tag is Tag.ROW for k in kinds):
+        return _indices(pair, kinds, dimension)
+    same = side_by_side(pair, kinds)
+    if same is not None:
+        return same
+    if any(k.tag is not Tag.VARYING for k in kinds):
+        return mixed(LOCAL, pair.line)
+    joined = together(kinds, pair.line)
+    if joined.tag is Tag.VARYING and joined.axis == dimension:
+        return mixed("joins rows along the environment axis", pair.line)
+    return joined
+
+
+def _indices(pair: Pair, kinds: Kinds, dimension: int) -> Kind:
+    """Columns of indices, one of which are the rows' own numbers."""
+    column = next(i for i, k in enumerate(kinds) if k.tag is Tag.ROW)
+    row, shape = kinds[column], pair.a.outvars[0].aval.shape
+    others = [k for i, k in enumerate(kinds) if i != column]
+    is_column = dimension == len(shape) - 1 and row.axis != dimension and row.column < 0
+    if is_column and all(v.aval.shape[dimension] == 1 for v in pair.a.invars):
+        fits = all(
+            k.tag is Tag.VARYING and k.axis == row.axis and aligned(k, varying(0)) and not k.degree
+            for k in others
+        )
+        if fits:
+            return replace(row, column=column)
+    return mixed(row.reason, row.line)
 
 
 def stack(pair: Pair, kinds: Kinds) -> Kind:
-    joined = concatenate(pair, kinds, new_axis=True)
+    same = side_by_side(pair, kinds)
+    if same is not None:
+        return same
+    joined = together(kinds, pair.line)
     if joined.tag is not Tag.VARYING:
-        return joined
+        return mixed(LOCAL, pair.line) if joined.tag is not Tag.MIXED else joined
     return replace(joined, axis=joined.axis + (pair.params["axis"] <= joined.axis))
 
 
@@ -186,17 +238,33 @@ def tile(pair: Pair, kind: Kind) -> int | None:
 def sort(pair: Pair, kinds: Kinds) -> Kind:
     layout = layout_of(pair, kinds)
     if layout is None:
-        return UNIFORM if all(k.tag is Tag.UNIFORM for k in kinds) else mixed(LOCAL, pair.line)
+        return UNIFORM
     if layout.tag is Tag.MIXED or layout.axis == pair.params["dimension"]:
         return mixed("sorts along the environment axis", pair.line)
-    return replace(layout, flexible=False, zero=False)
+    return replace(layout, flexible=all(k.flexible for k in kinds), zero=False)
+
+
+def accumulated(reduction: str) -> Rule:
+    """Cumulative sums and the like: as the reduction, but along another axis than environments'."""
+
+    def rule(pair: Pair, kinds: Kinds) -> Kind:
+        kind = replace(kinds[0], zero=kinds[0].zero and reduction == "sum")
+        if kind.tag is Tag.PARTIAL and kind.reduction != reduction:
+            return mixed(LOCAL, kind.line)
+        if kind.tag is Tag.VARYING and kind.axis == pair.params["axis"]:
+            return mixed("accumulates along the environment axis", pair.line)
+        return kind
+
+    return rule
 
 
 def reduction(kind_of: str) -> Rule:
     def rule(pair: Pair, kinds: Kinds) -> Kind:
         kind, axes = kinds[0], pair.params["axes"]
+        if kind_of != "sum":
+            kind = replace(kind, zero=False)
         if kind.tag is Tag.UNIFORM:
-            return replace(kind, zero=kind.zero and kind_of == "sum")
+            return kind
         if kind.tag is Tag.PARTIAL:
             return kind if kind.reduction == kind_of else mixed(LOCAL, kind.line)
         if kind.axis not in axes:
@@ -213,18 +281,26 @@ def reduction(kind_of: str) -> Rule:
     return rule
 
 
+def product(kinds: Kinds) -> Kind | None:
+    """Of a bilinear operation: what the result is where neither factor has the environment axis."""
+    lhs, rhs = kinds
+    parts = [k for k in kinds if k.tag is Tag.PARTIAL]
+    degree = sum(k.degree for k in kinds)
+    if Tag.VARYING in (lhs.tag, rhs.tag):
+        return mixed(LOCAL, parts[0].line) if parts else None
+    if not parts:
+        return replace(UNIFORM, degree=degree, zero=lhs.zero and rhs.zero)
+    if len(parts) == 1 and parts[0].reduction == "sum":
+        return replace(parts[0], degree=degree)
+    return mixed(LOCAL, parts[0].line)
+
+
 def dot_general(pair: Pair, kinds: Kinds) -> Kind:
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = pair.params["dimension_numbers"]
     lhs, rhs = kinds
-    if Tag.VARYING not in (lhs.tag, rhs.tag):
-        parts = [k for k in kinds if k.tag is Tag.PARTIAL]
-        degree = lhs.degree + rhs.degree
-        if not parts:
-            return replace(UNIFORM, degree=degree, zero=lhs.zero or rhs.zero)
-        one = len(parts) == 1 and parts[0].reduction == "sum"
-        return replace(parts[0], degree=degree) if one else mixed(LOCAL, parts[0].line)
-    if Tag.PARTIAL in (lhs.tag, rhs.tag):
-        return mixed(LOCAL, next(k.line for k in kinds if k.tag is Tag.PARTIAL))
+    plain = product(kinds)
+    if plain is not None:
+        return plain
     ranks = [len(v.aval.shape) for v in pair.a.invars]
     free = [
         [d for d in range(ranks[0]) if d not in lhs_contract and d not in lhs_batch],
@@ -233,13 +309,16 @@ def dot_general(pair: Pair, kinds: Kinds) -> Kind:
     degree = lhs.degree + rhs.degree
 
     def result(axis: int, kind: Kind) -> Kind:
-        return replace(kind, axis=axis, degree=degree, flexible=False)
+        zero = lhs.zero and rhs.zero
+        return replace(kind, axis=axis, degree=degree, flexible=False, zero=zero)
 
     both = lhs.tag is rhs.tag is Tag.VARYING
+    if both and not aligned(lhs, rhs):
+        return mixed(PAIRS, pair.line)
     if both and (lhs.axis, rhs.axis) in zip(lhs_contract, rhs_contract, strict=True):
-        return partial(pair.line, degree=degree + 1)
+        return ZERO if lhs.zero and rhs.zero else partial(pair.line, degree=degree + 1)
     if both and (lhs.axis, rhs.axis) in zip(lhs_batch, rhs_batch, strict=True):
-        return result(lhs_batch.index(lhs.axis), lhs if not lhs.flexible else rhs)
+        return result(list(lhs_batch).index(lhs.axis), lhs if not lhs.flexible else rhs)
     if lhs.tag is Tag.VARYING and rhs.tag is Tag.UNIFORM and lhs.axis in free[0]:
         return result(len(lhs_batch) + free[0].index(lhs.axis), lhs)
     if rhs.tag is Tag.VARYING and lhs.tag is Tag.UNIFORM and rhs.axis in free[1]:
@@ -253,94 +332,45 @@ def convolution(pair: Pair, kinds: Kinds) -> Kind:
     (lhs_rows, lhs_features), (_, rhs_features) = numbers.lhs_spec[:2], numbers.rhs_spec[:2]
     lhs, rhs = kinds
     groups = pair.params["feature_group_count"], pair.params["batch_group_count"]
-    if Tag.VARYING not in (lhs.tag, rhs.tag):
-        return same_class(pair, kinds) or UNIFORM
-    if groups == (1, 1):
-        degree = lhs.degree + rhs.degree
-        if rhs.tag is Tag.UNIFORM and lhs.axis == lhs_rows:
-            return replace(lhs, axis=numbers.out_spec[0], degree=degree, flexible=False)
-        both = lhs.tag is rhs.tag is Tag.VARYING
-        if both and (lhs.axis, rhs.axis) == (lhs_features, rhs_features):
-            return partial(pair.line, degree=degree + 1)
+    plain = product(kinds)
+    if plain is not None:
+        return plain
+    degree = lhs.degree + rhs.degree
+    if groups[1] == 1 and rhs.tag is Tag.UNIFORM and lhs.axis == lhs_rows:
+        zero = lhs.zero and rhs.zero
+        return replace(lhs, axis=numbers.out_spec[0], degree=degree, flexible=False, zero=zero)
+    both = lhs.tag is rhs.tag is Tag.VARYING and aligned(lhs, rhs)
+    if both and groups == (1, 1) and (lhs.axis, rhs.axis) == (lhs_features, rhs_features):
+        return partial(pair.line, degree=degree + 1)
     return mixed("convolves environments with one another", pair.line)
 
 
-def unknown_primitive(pair: Pair, kinds: Kinds) -> Kind | list[Kind]:
-    bad = first_mixed(kinds)
-    if bad is not None:
-        return bad
-    if all(k.tag is Tag.UNIFORM and k.degree == 0 for k in kinds):
-        sized = [pair.output_sized(i) for i in range(len(pair.a.outvars))]
-        if not any(sized):
-            return UNIFORM
-    return mixed(f"is made by {pair.name}, which the replica check does not know", pair.line)
-
-
 def all_reduce(pair: Pair, kinds: Kinds) -> list[Kind]:
-    return [_reduced(pair, kind) for kind in kinds]
+    return [reduced(kind, pair.params["operation"], pair.line) for kind in kinds]
 
 
-def _reduced(pair: Pair, kind: Kind) -> Kind:
-    operation = pair.params["operation"]
+def reduced(kind: Kind, operation: str, line: str) -> Kind:
+    """What `all_mean`, `all_sum` or `all_max` makes of a value."""
     if kind.tag is Tag.UNIFORM:
-        if kind.degree or (operation == "sum" and not kind.zero):
-            return mixed(COUNT, pair.line)
-        return kind
+        if kind.zero or kind.degree == (1 if operation == "sum" else 0):
+            return replace(UNIFORM, zero=kind.zero)
+        return mixed(COUNT, line)
     if kind.tag is Tag.VARYING:
         reason = f"still has the environment axis when all_{operation} is applied: reduce it first"
-        return mixed(reason, pair.line)
+        return mixed(reason, line)
     if kind.tag is Tag.PARTIAL:
-        fits = {
-            "mean": kind.reduction == "sum" and kind.degree == 0,
-            "sum": kind.reduction == "sum" and kind.degree == 1 and not kind.affine,
-            "max": kind.reduction == "max",
-        }[operation]
-        if not fits and kind.reduction == "sum" and kind.degree not in (0, 1):
-            return mixed(COUNT, pair.line)
-        if not fits:
-            local = {0: "mean", 1: "sum"}.get(kind.degree, "")
-            local = local if kind.reduction == "sum" else kind.reduction
-            return mixed(f"is a local {local}, to which all_{operation} is applied", pair.line)
-        return UNIFORM
+        expected = {"mean": ("sum", 0), "sum": ("sum", 1), "max": ("max", 0)}[operation]
+        if (kind.reduction, kind.degree) == expected:
+            return UNIFORM
+        if kind.degree not in ((0, 1) if kind.reduction == "sum" else (0,)):
+            return mixed(COUNT, line)
+        local = ("mean", "sum")[kind.degree] if kind.reduction == "sum" else kind.reduction
+        return mixed(f"is a local {local}, to which all_{operation} is applied", line)
     return kind
 
 
 def host_call(pair: Pair, kinds: Kinds) -> Kind:
     """Environments on the host answer row by row."""
-    if all(k.tag is Tag.VARYING and k.axis == 0 for k in kinds):
+    if all(k.tag is Tag.VARYING and k.axis == 0 and aligned(k, varying(0)) for k in kinds):
         return varying(0)
     return mixed("is asked of environments whose rows cannot be followed", pair.line)
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
-    "broadcast_in_dim": broadcast_in_dim,
-    "iota": iota,
-    "reshape": moving(reshape, "folds the environment axis so that it cannot be followed"),
-    "squeeze": moving(squeeze, ""),
-    "transpose": moving(transpose, ""),
-    "rev": moving(along("dimensions"), "reverses the environment axis"),
-    "slice": moving(slice_, "takes some rows of the environment axis"),
-    "pad": pad,
-    "concatenate": concatenate,
-    "stack": stack,
-    "tile": moving(tile, "repeats the environment axis"),
-    "sort": sort,
-    "top_k": moving(
-        lambda pair, kind: None if kind.axis == len(pair.a.invars[0].aval.shape) - 1 else kind.axis,
-        "sorts along the environment axis",
-    ),
-    **{
-        name: moving(along("axis"), "accumulates along the environment axis")
-        for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-    },
-    "reduce_sum": reduction("sum"),
-    "reduce_max": reduction("max"),
-    "reduce_min": reduction("min"),
-    **dict.fromkeys(("reduce_prod", "reduce_and", "reduce_or", "reduce_xor"), reduction("other")),
-    **dict.fromkeys(("argmax", "argmin"), reduction("other")),
-    "dot_general": dot_general,
-    "conv_general_dilated": convolution,
-    "all_reduce": all_reduce,
-    **dict.fromkeys(("host_call", "host_program"), host_call),
-}

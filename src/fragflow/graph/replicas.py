@@ -1,65 +1,55 @@
 """Abstract interpretation of a jaxpr for replicas: uniform, varying, partial or mixed.
 
-Two traces of the same program, with different numbers of environments, are read side by side: a
-dimension or a literal that differs is one that depends on that number. The environment axis is
-inherited from inputs that have it and followed through every operation, never guessed from sizes.
-The agents' axis is followed in the same way, from traces with different numbers of agents; it comes
-from the environment's component.
+The program of the whole and that of a replica are read side by side, equation by equation. Where
+they are one program, but for lengths along the environment axis, a rule says what its result is;
+what differs otherwise is mixed. The environment axis is inherited from inputs that have it and
+followed through every operation, never guessed from sizes. The agents' axis is followed in the same
+way; it comes from the environment's component. docs/soundness.md says what follows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from fragflow._jax import (
-    CALLS,
     ClosedJaxpr,
     Eqn,
     Jaxpr,
     Literal,
-    branches_of,
     called_by,
+    calls_back,
     closed_jaxpr,
     component_of,
-    scan_of,
+    contains_all_reduce,
     source_line,
-    while_of,
 )
-from fragflow.errors import TraceError
+from fragflow.api.rows import row_call
+from fragflow.graph.batching import batched
+from fragflow.graph.constants import constant_kind, folded
 from fragflow.graph.extent import Axis
-from fragflow.graph.kinds import UNIFORM, ZERO, Kind, Tag, first_mixed, join, mixed, varying
+from fragflow.graph.guards import (
+    is_function,
+    postcondition,
+    precondition,
+    same_parameters,
+    well_formed,
+    with_digits,
+)
+from fragflow.graph.kinds import (
+    CONSTANT,
+    OUTSIDE,
+    STRUCTURE,
+    UNIFORM,
+    Kind,
+    Tag,
+    aligned,
+    first_mixed,
+    mixed,
+    varying,
+)
 from fragflow.graph.pair import Pair, sized_dims
-from fragflow.graph.replica_index_rules import INDEX_RULES
-from fragflow.graph.replica_rules import RULES, unknown_primitive
-
-
-def constant_kind(a: Any, b: Any, sizes: tuple[int, int]) -> Kind:
-    """The kind of a literal or a closed-over array."""
-    try:
-        x, y = np.asarray(a), np.asarray(b)
-    except TypeError:  # random keys
-        return UNIFORM
-    where = "a constant of the algorithm"
-    if x.shape != y.shape:
-        axes = [i for i, (m, n) in enumerate(zip(x.shape, y.shape, strict=False)) if m != n]
-        if x.ndim == y.ndim and len(axes) == 1:
-            one_x, one_y = x.take([0], axes[0]), y.take([0], axes[0])
-            if (x == one_x).all() and (y == one_y).all() and (one_x == one_y).all():
-                return varying(axes[0], flexible=True, zero=not x.any())
-        return mixed("differs from environment to environment by its position", where)
-    if x.dtype == object or np.array_equal(x, y, equal_nan=x.dtype.kind in "fc"):
-        return ZERO if x.dtype != object and not x.any() else UNIFORM
-    if x.ndim == 0 and x != 0 and y != 0:
-        ratio = Fraction(*sizes)
-        for degree in (1, -1):
-            if np.isclose(float(x) / float(y), float(ratio**degree), rtol=1e-5):
-                return replace(UNIFORM, degree=degree)
-    return mixed("depends on how many environments a replica holds", where)
-
+from fragflow.graph.rule_table import TABLE
 
 _known: WeakKeyDictionary[Any, dict[Any, tuple[Kind, ...]]] = WeakKeyDictionary()
 """by a jaxpr, what was found of it: functions are called, and programs cut, more than once"""
@@ -79,13 +69,32 @@ def analyse(
 def _analyse(
     a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind], context: "Context"
 ) -> list[Kind]:
-    env: dict[Any, Kind] = dict(zip(a.jaxpr.invars, kinds, strict=True))
-    for variable, x, y in zip(a.jaxpr.constvars, a.consts, b.consts, strict=True):
+    count = len(a.jaxpr.outvars)
+    inputs, others = a.jaxpr.invars, b.jaxpr.invars
+    if (len(inputs), len(a.consts), count) != (len(others), len(b.consts), len(b.jaxpr.outvars)):
+        return [context.settle(mixed(STRUCTURE, _some_line(a.jaxpr)))] * count
+    env: dict[Any, Kind] = dict(zip(inputs, kinds, strict=True))
+    twins: dict[Any, Any] = dict(zip(inputs, others, strict=True))
+    for variable, other, x, y in zip(
+        a.jaxpr.constvars, b.jaxpr.constvars, a.consts, b.consts, strict=True
+    ):
+        twins[variable] = other
         env[variable] = context.settle(constant_kind(x, y, context.sizes))
-    _eqns(a.jaxpr, b.jaxpr, env, context)
-    return [
-        _read(env, x, y, context) for x, y in zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True)
-    ]
+    line = _eqns(a.jaxpr, b.jaxpr, env, twins, context)
+
+    def result(x: Any, y: Any) -> Kind:
+        if are_twins(x, y, twins):
+            return _read(env, x, y, context)
+        return context.settle(mixed(STRUCTURE, line or _some_line(a.jaxpr)))
+
+    return [result(x, y) for x, y in zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True)]
+
+
+def are_twins(a: Any, b: Any, twins: dict[Any, Any]) -> bool:
+    """Whether both traces mean the same value: literals, or what the same equation made."""
+    if isinstance(a, Literal) or isinstance(b, Literal):
+        return isinstance(a, Literal) and isinstance(b, Literal)
+    return a in twins and twins[a] is b
 
 
 def _read(env: dict[Any, Kind], a: Any, b: Any, context: "Context") -> Kind:
@@ -94,31 +103,30 @@ def _read(env: dict[Any, Kind], a: Any, b: Any, context: "Context") -> Kind:
     return env[a]
 
 
-def _eqns(a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], context: "Context") -> None:
+def _eqns(
+    a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], twins: dict[Any, Any], context: "Context"
+) -> str:
+    """Fills `env` as far as both are one program; the line where they part, if they do."""
     for x, y in zip(a.eqns, b.eqns, strict=False):
-        if x.primitive is not y.primitive:
-            _refuse(x, context)
-        kinds = [_read(env, i, j, context) for i, j in zip(x.invars, y.invars, strict=True)]
-        env.update(zip(x.outvars, context.apply(x, y, kinds), strict=True))
+        shape, other = (len(x.invars), len(x.outvars)), (len(y.invars), len(y.outvars))
+        if x.primitive is not y.primitive or shape != other:
+            return source_line(x) or _some_line(a)
+        wired = all(are_twins(i, j, twins) for i, j in zip(x.invars, y.invars, strict=True))
+        twins.update(zip(x.outvars, y.outvars, strict=True))
+        if wired:
+            kinds = [_read(env, i, j, context) for i, j in zip(x.invars, y.invars, strict=True)]
+            results = context.apply(x, y, kinds)
+        else:
+            results = [context.settle(mixed(STRUCTURE, source_line(x)))] * len(x.outvars)
+        env.update(zip(x.outvars, results, strict=True))
+    if len(a.eqns) == len(b.eqns):
+        return ""
+    return _some_line(max(a, b, key=lambda jaxpr: len(jaxpr.eqns)))
 
-    if len(a.eqns) != len(b.eqns):
-        longer = max(a, b, key=lambda jaxpr: len(jaxpr.eqns)).eqns
-        # What JAX adds by itself has no line.
-        _refuse(next((e for e in reversed(longer) if source_line(e)), longer[-1]), context)
 
-
-def _refuse(eqn: Eqn, context: "Context") -> NoReturn:
-    line = source_line(eqn)
-    where = f"at {line} " if line else ""
-    if context.axis.over == "agents":
-        raise TraceError(
-            f"what happens {where}depends on how many agents are here, so that they cannot be "
-            "divided. Only shapes may depend on it."
-        )
-    raise TraceError(
-        f"what happens {where}depends on num_envs: it differs between "
-        f"{context.sizes[0]} and {context.sizes[1]} environments. Only shapes may depend on it."
-    )
+def _some_line(jaxpr: Jaxpr) -> str:
+    """The last line of the user's in a program: what JAX adds by itself has none."""
+    return next((line for e in reversed(jaxpr.eqns) if (line := source_line(e))), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +152,10 @@ class Context:
         """Kinds of an equation's results."""
         pair = Pair(a=a, b=b, sizes=self.sizes, teams=self.axis.teams)
         if self.axis.over == "environments":
-            return self._results(pair, kinds)
-        if (component_of(a) or "").startswith("environment"):
+            return self._results(pair, tuple(kinds))
+        if (component_of(a) or "").startswith("environment."):
             return self.of_all_agents(a, b)
-        results = self._results(pair, kinds)
+        results = self._results(pair, tuple(kinds))
         if not self.whole:
             return results
         # Where all agents are, any axis as long as theirs can be cut for those who have some.
@@ -162,124 +170,109 @@ class Context:
         sized, teams = sized_dims(a, b), self.axis.teams
         if len(sized) != 1:
             return UNIFORM
-        long, length = a.shape[sized[0]], b.shape[sized[0]]
+        length = b.shape[sized[0]]
         is_joint = len(teams) > 1 and length == sum(teams)
-        grows = long * self.sizes[1] == length * self.sizes[0]
-        if not grows or not (is_joint or length in teams):
+        if not (is_joint or length in teams):
             return UNIFORM
-        return varying(sized[0], inner=length // self.sizes[1], joint=is_joint)
+        kind = varying(sized[0], inner=length // self.sizes[1], joint=is_joint)
+        return kind if well_formed(kind, a, b, self.sizes) else UNIFORM
 
-    def _results(self, pair: Pair, kinds: Sequence[Kind]) -> list[Kind]:
-        a = pair.a
-        if self.whole and any(_is_sized_uniform(pair, i, k) for i, k in enumerate(kinds)):
+    def _results(self, pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+        if self.whole:
+            return self._of_all(pair, kinds)
+        known = folded(pair, kinds, self.sizes) or self._by_construction(pair, kinds)
+        if known is not None:
+            return known
+        entry = TABLE.get(pair.name)
+        if entry is not None and entry.opened is not None:
+            if not same_parameters(pair):
+                return [mixed(STRUCTURE, pair.line)] * len(pair.a.outvars)
+            results = entry.opened(pair, kinds, self.walk)
+            if called_by(pair.a) is None:
+                results = [replace(k, values=None) for k in results]
+            return postcondition(pair, results)
+        return postcondition(pair, with_digits(pair, kinds, _by_rule(pair, kinds)))
+
+    def walk(self, a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
+        return analyse(a, b, kinds, self)
+
+    def _of_all(self, pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+        """Where one replica has all environments, nothing is compared: axes are followed only.
+
+        What it sends to replicas is cut along them, so that whatever has that shape is right.
+        """
+        if any(k.tag is Tag.UNIFORM and pair.input_sized(i) for i, k in enumerate(kinds)):
             # Made from all environments at once: it stays here, and so does what is made from it.
-            return [UNIFORM] * len(a.outvars)
-        higher = HIGHER_ORDER.get(pair.name)
-        if higher is not None:
-            return [self.settle(k) for k in higher(pair, tuple(kinds), self)]
-        bad = first_mixed(tuple(kinds))
-        if bad is not None:
-            return [bad] * len(a.outvars)
-        rule = RULES.get(pair.name) or INDEX_RULES.get(pair.name, unknown_primitive)
-        result = rule(pair, tuple(kinds))
-        results = result if isinstance(result, list) else [result] * len(a.outvars)
-        return [self.settle(k) for k in results]
-
-
-def _is_sized_uniform(pair: Pair, position: int, kind: Kind) -> bool:
-    return kind.tag is Tag.UNIFORM and bool(pair.input_sized(position))
-
-
-def _call(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
-    a, b = called_by(pair.a), called_by(pair.b)
-    assert a is not None
-    assert b is not None
-    results = analyse(a, b, kinds, context)
-    # Inside a library's function there may be no line of the user's: then it is the call's.
-    return [k if k.line or not k.reason else replace(k, line=pair.line) for k in results]
-
-
-def _fixpoint(first: list[Kind], step: Any, line: str) -> list[Kind]:
-    """Least carry kinds that a loop's body preserves."""
-    carry = first
-    while True:
-        after = [join(c, n, line) or UNIFORM for c, n in zip(carry, step(carry), strict=True)]
-        if after == carry:
-            return carry
-        carry = after
-
-
-def _scan(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
-    scan = scan_of(pair.a)
-    consts, count = scan.consts, scan.carries
-    if count == 0 and _is_row_map(kinds[:consts], kinds[consts:]):
-        return [varying(0) for _ in pair.a.outvars]
-    slices = [step_kind(k, pair.line) for k in kinds[consts + count :]]
-    a, b = scan.body, scan_of(pair.b).body
-
-    def body(carry: list[Kind]) -> list[Kind]:
-        return analyse(a, b, [*kinds[:consts], *carry, *slices], context)
-
-    first = list(kinds[consts : consts + count])
-    carry = _fixpoint(first, lambda c: body(c)[:count], pair.line)
-    return [*carry, *(stack_kind(k) for k in body(carry)[count:])]
-
-
-def _is_row_map(consts: Sequence[Kind], slices: Sequence[Kind]) -> bool:
-    """Whether a loop without carries does one environment after the other, each by itself."""
-    return (
-        bool(slices)
-        and all(k.tag is Tag.UNIFORM and k.degree == 0 for k in consts)
-        and all(k.is_cuttable and (k.axis, k.inner, k.degree) == (0, 1, 0) for k in slices)
-    )
-
-
-def _while(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
-    loop, other = while_of(pair.a), while_of(pair.b)
-    test_consts, consts = loop.test_consts, loop.consts
-    body_args = kinds[test_consts : test_consts + consts]
-
-    def body(carry: list[Kind]) -> list[Kind]:
-        return analyse(loop.body, other.body, [*body_args, *carry], context)
-
-    carry = _fixpoint(list(kinds[test_consts + consts :]), body, pair.line)
-    test = analyse(loop.test, other.test, [*kinds[:test_consts], *carry], context)[0]
-    if test.tag is not Tag.UNIFORM:
+            return [UNIFORM] * len(pair.a.outvars)
+        known = self._by_construction(pair, kinds)
+        entry = TABLE.get(pair.name)
+        if known is not None:
+            results = known
+        elif entry is not None and entry.opened is not None:
+            results = entry.opened(pair, kinds, self.walk)
+        else:
+            results = _by_rule(pair, kinds)
         return [
-            mixed("is computed by a loop whose length differs from replica to replica", pair.line)
-            for _ in carry
+            self.settle(k) if well_formed(k, x.aval, y.aval, self.sizes) else UNIFORM
+            for k, x, y in zip(results, pair.a.outvars, pair.b.outvars, strict=True)
         ]
-    return carry
+
+    def _by_construction(self, pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind] | None:
+        """A marked vmap of one row's function: rows in, rows out; its inside is not read."""
+        marked, other = row_call(pair.a), row_call(pair.b)
+        if marked is None or marked != other or contains_all_reduce(pair.a):
+            return None
+        if marked.rows is not None and calls_back(pair.a):
+            return None  # Python's functions look alike, whatever they know; environments promise
+        for position, kind in enumerate(kinds):
+            is_row = (
+                kind.tag is Tag.VARYING
+                and kind.axis == 0
+                and aligned(kind, varying(0))
+                and not kind.degree
+                and (marked.rows is None or position in marked.rows)
+            )
+            if not is_row and not (kind.tag is Tag.UNIFORM and not kind.degree):
+                return None
+        rows = [varying(0)] * len(pair.a.outvars)
+        fits = all(
+            well_formed(k, x.aval, y.aval, self.sizes)
+            for k, x, y in zip(rows, pair.a.outvars, pair.b.outvars, strict=True)
+        )
+        return rows if fits else None
 
 
-def _cond(pair: Pair, kinds: tuple[Kind, ...], context: Context) -> list[Kind]:
-    if kinds[0].tag is not Tag.UNIFORM:
-        reason = "is chosen by a condition that differs from replica to replica"
-        return [mixed(reason, pair.line) for _ in pair.a.outvars]
-    results: list[Kind | None] = [None] * len(pair.a.outvars)
-    for a, b in zip(branches_of(pair.a), branches_of(pair.b), strict=True):
-        branch = analyse(a, b, kinds[1:], context)
-        results = [join(r, k, pair.line) for r, k in zip(results, branch, strict=True)]
-    return [r or UNIFORM for r in results]
+def _by_rule(pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+    count = len(pair.a.outvars)
+    if pair.name == "select_n" and kinds[0].zero:
+        return [replace(kinds[1], values=None)]  # nothing of the other cases is taken
+    bad = first_mixed(kinds)
+    if bad is not None:
+        line = pair.line if bad.line == CONSTANT else bad.line
+        return [replace(bad, values=None, line=line)] * count
+    if not is_function(pair.a):
+        # It may count, draw, or know how many environments there are: nothing of it can be proven.
+        return [mixed(f"{OUTSIDE} {pair.name}", pair.line)] * count
+    entry = TABLE.get(pair.name)
+    if entry is None:
+        return _without_rule(pair, kinds)
+    refused = precondition(pair, kinds, entry)
+    if refused is not None:
+        return [refused] * count
+    assert entry.rule is not None
+    result = entry.rule(pair, kinds)
+    results = result if isinstance(result, list) else [result] * count
+    return [replace(k, values=None) for k in results]
 
 
-def step_kind(kind: Kind, line: str) -> Kind:
-    """The kind of one step's slice of a value."""
-    if kind.tag is not Tag.VARYING:
-        return kind
-    if kind.axis == 0:
-        return mixed("is made by a loop over the environment axis", line)
-    return replace(kind, axis=kind.axis - 1)
-
-
-def stack_kind(kind: Kind) -> Kind:
-    """The kind of values collected along a new first axis."""
-    return replace(kind, axis=kind.axis + 1) if kind.tag is Tag.VARYING else kind
-
-
-HIGHER_ORDER = {
-    **dict.fromkeys(CALLS, _call),
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-}
+def _without_rule(pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+    count = len(pair.a.outvars)
+    if not same_parameters(pair):
+        return [mixed(STRUCTURE, pair.line)] * count
+    if all(k.tag is Tag.UNIFORM and not k.degree for k in kinds):
+        return [UNIFORM] * count
+    judged = batched(pair, kinds)
+    if judged is not None:
+        return judged
+    reason = f"is made by {pair.name}, which the replica check does not know"
+    return [mixed(reason, pair.line)] * count

@@ -7,6 +7,7 @@ from fragflow.api.algorithm import Algorithm
 from fragflow.api.environment import num_agents_of, teams_of
 from fragflow.api.host import Host
 from fragflow.api.vector import AnyEnvironment
+from fragflow.blame import judged
 from fragflow.graph.extent import Extent
 from fragflow.graph.trace import Trace, trace, trace_init
 
@@ -37,7 +38,14 @@ class Traced:
 
     def at(self, extent: Extent) -> Trace:
         if extent not in self.traces:
-            self.traces[extent] = trace(self.algorithm, self.environment, self.total, extent)
+            try:
+                made = trace(self.algorithm, self.environment, self.total, extent)
+            except Exception as error:
+                if self.extent not in self.traces:
+                    raise
+                where = f"for {extent.envs} of {self.num_envs} environments: use env.num_envs"
+                raise judged(error, is_running=False, where=where) from error
+            self.traces[extent] = made
         return self.traces[extent]
 
     def init_at(self, extent: Extent) -> ClosedJaxpr:

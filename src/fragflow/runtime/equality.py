@@ -1,16 +1,50 @@
 """What a run says about its results: how they relate to those of one undivided program."""
 
+from collections.abc import Callable
+
 from fragflow.api.host import HostEnvironment
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment
 from fragflow.graph.traced import Traced
 from fragflow.runtime.devices import are_loops_apart
 from fragflow.runtime.observer import Observer
+from fragflow.runtime.promise import Tried
 from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
 
 
-def equality(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) -> str:
-    """How the run relates to one undivided program."""
+def equality(
+    fdg: FDG,
+    source: Traced,
+    deterministic: bool,
+    observer: Observer,
+    promise: Tried,
+    other_bits: Callable[[], str | None],
+) -> str:
+    """How the run relates to one undivided program: what is claimed, as far as it was tried.
+
+    `other_bits` compares all bits with those of the undivided program, and says what differs.
+    """
+    claimed = _claimed(fdg, source, deterministic, observer)
+    if claimed != "bitwise" or not promise.divided:
+        return with_figures(claimed, promise)
+    if promise.verdict is None:
+        return f"rounding: bits were not compared (probe: {promise.text})"
+    observer.phase("comparing bits", 0, 1)
+    label = other_bits()
+    if label is None:
+        return claimed
+    return with_figures(f"rounding: {label} has other last digits than undivided", promise)
+
+
+def with_figures(claimed: str, promise: Tried) -> str:
+    """What is said to be equal but for rounding, with what the probe found of it."""
+    if not claimed.startswith("rounding") or not promise.divided:
+        return claimed
+    return f"{claimed} (probe: {promise.verdict or promise.text})"
+
+
+def _claimed(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) -> str:
+    """What follows from the graph, and from trying its components one by one."""
     if fdg.server is not None:
         return "different: messages are handled as they come, and what is learnt depends on timing"
     if fdg.delays:

@@ -33,6 +33,8 @@ class Start:
     programs: int
     equality: str
     """how this run relates to one undivided program: 'bitwise', or 'rounding: ...'"""
+    probe: str
+    """what was tried of that, in double precision, or why nothing was"""
     implementations: Mapping[str, str]
     """how kernels are computed, and the actor where that was asked for"""
     compile_seconds: float

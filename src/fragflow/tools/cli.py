@@ -114,6 +114,7 @@ def _train(words: list[str]) -> int:
         "learners",
         "deterministic",
         "optimise",
+        "probe",
         "eval_every",
         "eval_episodes",
         "quiet",

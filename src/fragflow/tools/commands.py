@@ -145,6 +145,13 @@ TRAIN = (
                 "of their own; ray: in actors of a Ray cluster; eager: uncompiled, for debugging",
             ),
             Option(
+                name="probe",
+                kind=bool,
+                default=True,
+                help="before a run whose work is divided, compare what replicas compute with the "
+                "undivided program, in double precision; remembered",
+            ),
+            Option(
                 name="ray_address",
                 kind=str,
                 metavar="HOST:PORT",

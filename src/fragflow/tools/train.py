@@ -68,6 +68,8 @@ class Result:
     """the resource that limits the speed; None if it is not known"""
     equality: str
     """how this run relates to one undivided program"""
+    probe: str
+    """what was tried of that before it began, or why nothing was"""
     implementations: Mapping[str, str]
     """how kernels were computed, and the actor where that was asked for"""
     load: float
@@ -111,6 +113,7 @@ def train(
     learners: int = 1,
     deterministic: bool = False,
     optimise: bool = True,
+    probe: bool = True,
     implementations: Mapping[str, str] | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
     env_args: Mapping[str, Any] | None = None,
@@ -129,7 +132,8 @@ def train(
     replaces how the policy's fragments are synchronised; `first` how many environments of a worker
     are acted on at a time (EnvPool's, the first that have answered); `implementations` how kernels
     and the actor are computed, as in `{"actor": "onnx"}`. `cluster` is where the ray runtime
-    runs, or the path of a `cluster.toml` that says so. With `run_dir`, configuration, metrics,
+    runs, or the path of a `cluster.toml` that says so. `probe=False` leaves out the trial of what
+    replicas compute, before the run. With `run_dir`, configuration, metrics,
     weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
     iterations; True ends the run in good order.
 
@@ -185,6 +189,7 @@ def train(
             "seed": seed,
             "deterministic": deterministic,
             "optimise": optimise,
+            "probe": probe,
             "implementation": dict(implementations or {}),
             "eval_every": eval_every,
             "eval_episodes": eval_episodes,
@@ -218,6 +223,7 @@ def train(
             options=None if optimise else Options(hoist=False, sink=False, coalesce=False),
             implementations=implementations,
             observer=watcher,
+            probe=probe,
         )
         result = _result(asked, outcome, watcher, directory)
         if directory is not None:
@@ -261,6 +267,7 @@ def _result(
         # Without messages there is nothing to wait for; with them, only a profile could tell.
         bound="compute" if outcome.messages == 0 else None,
         equality=outcome.start.equality,
+        probe=outcome.start.probe,
         implementations=outcome.start.implementations,
         load=os.getloadavg()[0],
         interrupted=watcher.interrupted,

@@ -64,6 +64,7 @@ class Watcher:
             self._display.note(f"run directory: {self._directory.path}")
         self._display.note(f"fragments: {fragments_text(start.fdg)}")
         self._display.note(f"equality with one undivided program: {start.equality}")
+        self._display.note(f"probe: {start.probe}")
         if start.implementations:
             ways = [f"{name} by {how}" for name, how in explained(start.implementations).items()]
             self._display.note(f"computed: {', '.join(ways)}")

@@ -1,0 +1,101 @@
+"""Functions of one environment's row, mapped over all of them and marked, so that they are known.
+
+What is row by row by construction needs no look inside (docs/soundness.md).
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.core import Tracer
+
+from fragflow._jax import ClosedJaxpr, Eqn, Literal, called_as, called_by, component_of, is_key
+
+_ENVIRONMENT = "environment:"
+_ROWS = "rows:"
+
+
+class RowCall(NamedTuple):
+    """A marked vmap: a function of one environment's row, called for all of them."""
+
+    name: str
+    """the same where the function of one row is"""
+    rows: frozenset[int] | None
+    """which inputs are rows; others are shared. None: all that have the environment axis"""
+
+
+def environment_call(name: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Calls a method of the environments inside a component: an inner jit that keeps the mark."""
+
+    def inner(*inner_args: Any) -> Any:
+        return function(*inner_args)
+
+    inner.__name__ = inner.__qualname__ = _ENVIRONMENT + name
+    return jax.jit(inner)(*args)
+
+
+def row_map(function: Callable[..., Any], rows: Sequence[Any]) -> Any:
+    """`jax.vmap(function)(*rows)` as an inner jit that is found again, with what a row's work is.
+
+    The name holds a digest of the function of one row: the same in two traces, it is one function.
+    """
+    leaves, structure = jax.tree.flatten(tuple(rows))
+
+    def one(*row: Any) -> Any:
+        return function(*jax.tree.unflatten(structure, row))
+
+    def inner(*arrays: Any) -> Any:
+        return jax.vmap(one)(*[checkpoint_name(array, _ROWS) for array in arrays])
+
+    of_one = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+    inner.__name__ = inner.__qualname__ = _ROWS + digest(jax.make_jaxpr(one)(*of_one))
+    return jax.jit(inner)(*leaves)
+
+
+def digest(closed: ClosedJaxpr) -> str:
+    """What a program says: its text, and the constants that are not part of the text."""
+    text = hashlib.sha256()
+
+    def add(program: ClosedJaxpr) -> None:
+        text.update(re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr)).encode())
+        for const in program.consts:
+            if not isinstance(const, Tracer):
+                array = jax.random.key_data(const) if _is_key_array(const) else const
+                text.update(np.asarray(array).tobytes())
+        for eqn in program.jaxpr.eqns:
+            for value in eqn.params.values():
+                for inner in value if isinstance(value, tuple | list) else (value,):
+                    if isinstance(inner, ClosedJaxpr):
+                        add(inner)
+
+    add(closed)
+    return text.hexdigest()
+
+
+def _is_key_array(value: Any) -> bool:
+    return isinstance(value, jax.Array) and is_key(value)
+
+
+def row_call(eqn: Eqn) -> RowCall | None:
+    """What `eqn` maps over the environments, by construction; None if it is no such call."""
+    name = component_of(eqn) or called_as(eqn, _ENVIRONMENT)
+    if name in ("environment.step", "environment.reset"):
+        return RowCall(name, None)
+    name = called_as(eqn, _ROWS)
+    closed = called_by(eqn) if name is not None else None
+    if name is None or closed is None:
+        return None
+    marked: set[Any] = set()
+    others: set[Any] = {*_variables(closed.jaxpr.outvars)}
+    for inner in closed.jaxpr.eqns:
+        (marked if inner.params.get("name") == _ROWS else others).update(_variables(inner.invars))
+    rows = (i for i, v in enumerate(closed.jaxpr.invars) if v in marked and v not in others)
+    return RowCall(name, frozenset(rows))
+
+
+def _variables(atoms: Sequence[Any]) -> Iterator[Any]:
+    return (a for a in atoms if not isinstance(a, Literal))

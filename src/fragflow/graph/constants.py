@@ -1,0 +1,170 @@
+"""Constants have two values, the whole's and a replica's; so have scalars that follow from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow.graph.kinds import CONSTANT, COUNT, UNIFORM, Kind, mixed, row_number, varying
+from fragflow.graph.pair import Pair
+
+_POSITION = "differs from environment to environment by its position"
+
+
+def constant_kind(a: Any, b: Any, sizes: tuple[int, int]) -> Kind:
+    """The kind of a literal or a closed-over array, by its values in both traces."""
+    try:
+        x, y = np.asarray(a), np.asarray(b)
+    except TypeError:  # random keys
+        return UNIFORM if a is b else _key_kind(a, b)
+    if x.dtype == object or y.dtype == object:
+        return UNIFORM if a is b or a == b else mixed(COUNT, CONSTANT)
+    if x.dtype != y.dtype or x.ndim != y.ndim:
+        return mixed(COUNT, CONSTANT)
+    if x.shape != y.shape:
+        return _sized(x, y, sizes)
+    is_number = x.ndim == 0 and x.dtype.kind in "biuf" and x == x and y == y
+    values = (x.item(), y.item()) if is_number else None
+    degree = _degree(x, y, sizes)
+    if degree is None:
+        return replace(mixed(COUNT, CONSTANT), values=values)
+    return replace(UNIFORM, degree=degree, zero=not x.any() and not y.any(), values=values)
+
+
+def _key_kind(a: Any, b: Any) -> Kind:
+    import jax
+
+    same = a.shape == b.shape and a.dtype == b.dtype
+    raw = jax.random.key_data
+    return UNIFORM if same and np.array_equal(raw(a), raw(b)) else mixed(COUNT, CONSTANT)
+
+
+def _sized(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int]) -> Kind:
+    """Of arrays whose lengths differ: the same row again and again, or the rows' own numbers."""
+    axes = [i for i, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if m != n]
+    if len(axes) != 1:
+        return mixed(_POSITION, CONSTANT)
+    axis = axes[0]
+    if x.ndim == 1 and (len(x), len(y)) == sizes and all(map(_is_arange, (x, y))):
+        return row_number(0, _POSITION, CONSTANT)
+    one_x, one_y = x.take([0], axis), y.take([0], axis)
+    degree = _degree(one_x, one_y, sizes)
+    grows = x.shape[axis] * sizes[1] == y.shape[axis] * sizes[0] and x.shape[axis] % sizes[0] == 0
+    if degree is None or not grows or not ((x == one_x).all() and (y == one_y).all()):
+        return mixed(_POSITION, CONSTANT)
+    inner = x.shape[axis] // sizes[0]
+    return varying(axis, inner=inner, flexible=True, zero=not x.any(), degree=degree)
+
+
+def _is_arange(x: np.ndarray) -> bool:
+    return x.dtype.kind in "iu" and bool((x == np.arange(len(x))).all())
+
+
+def _degree(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int]) -> int | None:
+    """d, if x = R^d y with R = sizes[0] / sizes[1]: by definition a value of that degree."""
+    if x.dtype.kind not in "iuf" and not jnp.issubdtype(x.dtype, jnp.floating):
+        return 0 if np.array_equal(x, y, equal_nan=x.dtype.kind == "c") else None
+    whole, part = sizes
+    if x.dtype.kind in "iu":
+        large, small = x.astype(object), y.astype(object)
+        for degree in (0, 1, -1, 2, -2, 3, -3):
+            up, down = (part, whole) if degree > 0 else (whole, part)
+            if np.all(large * up ** abs(degree) == small * down ** abs(degree)):
+                return degree
+        return None
+    large, small = x.astype(np.float64), y.astype(np.float64)
+    # How a number such as 1 / n was rounded is no difference.
+    close = 4 * float(jnp.finfo(x.dtype if x.dtype != np.float64 else np.float32).eps)
+    for degree in (0, 1, -1, 2, -2, 3, -3):
+        if np.allclose(large, small * (whole / part) ** degree, rtol=close, atol=0, equal_nan=True):
+            return degree
+    return None
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """As XLA divides: integers towards zero."""
+    if np.issubdtype(np.asarray(x).dtype, np.integer):
+        if y == 0:
+            return None
+        sign = -1 if (int(x) < 0) != (int(y) < 0) else 1
+        return sign * (abs(int(x)) // abs(int(y)))
+    return np.divide(x, y)
+
+
+def _integer_pow(x: Any, *, y: int, **_: Any) -> Any:
+    return np.power(x, y) if y >= 0 else np.divide(1, np.power(x, -y))
+
+
+_FOLDED: dict[str, Callable[..., Any]] = {
+    **{
+        name: getattr(np, name) for name in ("add", "exp", "sqrt", "log", "log1p", "expm1", "floor")
+    },
+    **{name: getattr(np, name) for name in ("ceil", "sign", "square", "sin", "cos", "tanh")},
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _quotient,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    "abs": np.abs,
+    "pow": np.power,
+    "integer_pow": _integer_pow,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "convert_element_type": lambda x, **_: x,
+    "select_n": lambda which, *cases, **_: cases[int(which)],
+    "clamp": lambda low, x, high, **_: np.minimum(np.maximum(x, low), high),
+    "broadcast_in_dim": lambda x, **_: x,
+    "reshape": lambda x, **_: x,
+    "squeeze": lambda x, **_: x,
+    "copy": lambda x, **_: x,
+}
+"""how scalars are computed, by primitive: with NumPy, since compiling each takes longer"""
+
+
+def folded(pair: Pair, kinds: Sequence[Kind], sizes: tuple[int, int]) -> list[Kind] | None:
+    """The kind of a scalar that follows from constants: it is computed, for both traces.
+
+    JAX writes select(0 < 0, 0 + n, 0) for the index 0, which is no count.
+    """
+    compute = _FOLDED.get(pair.name)
+    if compute is None or not kinds or any(k.values is None for k in kinds):
+        return None
+    results: list[Any] = []
+    for side, eqn in enumerate((pair.a, pair.b)):
+        variables = [*eqn.invars, *eqn.outvars]
+        if len(eqn.outvars) != 1 or any(v.aval.shape for v in variables):
+            return None
+        args = [
+            np.asarray(k.values[side]).astype(v.aval.dtype)  # pyright: ignore[reportOptionalSubscript]
+            for k, v in zip(kinds, eqn.invars, strict=True)
+        ]
+        own = {k: v for k, v in eqn.params.items() if k == "y"}
+        try:
+            with np.errstate(all="ignore"):
+                result = compute(*args, **own)
+        except (TypeError, ValueError, OverflowError):
+            return None
+        kept = None if result is None else _as_type(np.asarray(result), eqn.outvars[0].aval.dtype)
+        if kept is None:
+            return None
+        results.append(kept)
+    return [constant_kind(results[0], results[1], sizes)]
+
+
+def _as_type(value: np.ndarray, dtype: Any) -> np.ndarray | None:
+    """`value` in another type; None where NumPy and XLA may differ, beyond what integers hold."""
+    if value.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        if not limits.min <= float(value) <= limits.max:
+            return None
+    return value.astype(dtype)

@@ -1,0 +1,235 @@
+"""Evaluates jaxprs in double precision: the same equations, every float as a float64.
+
+What two programs differ by is then either the order of sums, which is 1e-16, or a mistake. Calls,
+loops and branches are followed inside; what is made of bits (bitcasts, `nextafter`, callbacks,
+foreign functions) is computed in its own types.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fragflow._jax import (
+    ClosedJaxpr,
+    Eqn,
+    Literal,
+    all_reduce_p,
+    bind,
+    branches_of,
+    called_by,
+    closed_jaxpr,
+    is_key,
+    reduce_over_axis,
+    scan_of,
+    solver_of,
+    while_of,
+    with_programs,
+)
+
+
+class Tap(NamedTuple):
+    """What an equation gave; in a loop, at every step in the order of time."""
+
+    eqn: Eqn
+    calls: tuple[Eqn, ...]
+    """around it, the outermost first"""
+    results: list[Any]
+
+
+Taps = list[Tap]
+
+_IN_OWN_TYPES = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call")
+_TYPES = ("new_dtype", "dtype", "preferred_element_type")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What equations need to know of those who evaluate them."""
+
+    axis: str | None = None
+    """the axis over which `all_mean` and its like reduce; None: they are the identity"""
+    answer: Callable[[Eqn, Sequence[Any], Any], list[Any] | None] = lambda _eqn, _args, _ids: None
+    """plays environments, where it does: (equation, arguments, their indices) -> results"""
+    ids: Any = None
+    """the indices of the environments that are here"""
+    calls: tuple[Eqn, ...] = ()
+    """what the equations are in"""
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Within it, this thread's JAX has float64, and computes on the CPU."""
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        yield
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, compiled in the least time: it will run a few times only."""
+    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(function, compiler_options=quickly)
+
+
+def wide(x: Any) -> Any:
+    """`x` in double precision, if it is a float or complex."""
+    if is_key(x):
+        return x
+    return jnp.asarray(x, wide_type(x.dtype))
+
+
+def wide_type(dtype: Any) -> Any:
+    """What stands for a type in double precision."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return np.dtype(np.complex128)
+    return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
+
+
+def literal(variable: Any) -> Any:
+    """A literal's value in double precision."""
+    return wide(np.asarray(variable.val, variable.aval.dtype))
+
+
+def evaluate(
+    closed: ClosedJaxpr, args: Sequence[Any], setting: Setting, taps: Taps | None = None
+) -> list[Any]:
+    """The results of a program; `taps`, if given, collect those of all its equations."""
+    values: dict[Any, Any] = dict(
+        zip(closed.jaxpr.constvars, [_constant(c) for c in closed.consts], strict=True)
+    )
+    values.update(zip(closed.jaxpr.invars, args, strict=True))
+
+    def read(variable: Any) -> Any:
+        return literal(variable) if isinstance(variable, Literal) else values[variable]
+
+    for eqn in closed.jaxpr.eqns:
+        results = equation(eqn, [read(v) for v in eqn.invars], setting, taps)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in closed.jaxpr.outvars]
+
+
+def _constant(value: Any) -> Any:
+    return wide(value if hasattr(value, "dtype") else np.asarray(value))
+
+
+def equation(
+    eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None = None
+) -> list[Any]:
+    """The results of one equation."""
+    if not eqn.outvars:
+        return []  # prints something, at most
+    results = setting.answer(eqn, args, setting.ids)
+    if results is None:
+        results = _results(eqn, args, setting, taps)
+    if taps is not None:
+        taps.append(Tap(eqn, setting.calls, list(results)))
+    return results
+
+
+def _results(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) -> list[Any]:
+    name = eqn.primitive.name
+    if eqn.primitive is all_reduce_p:
+        operation = eqn.params["operation"]
+        return list(args) if setting.axis is None else _reduced(operation, args, setting.axis)
+    called = called_by(eqn)
+    if called is not None:
+        return evaluate(called, args, replace(setting, calls=(*setting.calls, eqn)), taps)
+    match name:
+        case "scan":
+            return _scan(eqn, args, setting, taps)
+        case "while":
+            return _while(eqn, args, setting)
+        case "cond":
+            branches = [_function(branch, setting) for branch in branches_of(eqn)]
+            return list(lax.switch(args[0], branches, *args[1:]))
+        case "custom_linear_solve":
+            solver, used = solver_of(eqn)
+            return evaluate(solver, [args[k] for k in used], setting)
+        case "reduce_precision":
+            return list(args)
+        case _ if name in _IN_OWN_TYPES or "callback" in name:
+            narrow = [
+                a if is_key(v.aval) else a.astype(v.aval.dtype)
+                for a, v in zip(args, eqn.invars, strict=True)
+            ]
+            return [wide(r) for r in bind(eqn, narrow)]
+        case _:
+            return bind(_widened(eqn, setting), args)
+
+
+def _reduced(operation: str, args: Sequence[Any], axis: str) -> list[Any]:
+    """Sums keep their type, as they do in a run."""
+    return [
+        r.astype(a.dtype)
+        for r, a in zip(reduce_over_axis(operation, args, axis), args, strict=True)
+    ]
+
+
+def _widened(eqn: Eqn, setting: Setting) -> Eqn:
+    """An equation that takes and gives wide types."""
+    changed = {
+        name: wide_type(eqn.params[name]) for name in _TYPES if eqn.params.get(name) is not None
+    }
+    if "preferred_element_type" in changed:
+        changed["precision"] = None  # of narrow types; there is one for wide ones
+
+    def program(inner: ClosedJaxpr) -> ClosedJaxpr:
+        types = [
+            jax.ShapeDtypeStruct(v.aval.shape, wide_type(v.aval.dtype)) for v in inner.jaxpr.invars
+        ]
+        return jax.make_jaxpr(_function(inner, setting))(*types)
+
+    return with_programs(eqn.replace(params={**eqn.params, **changed}), program)
+
+
+def _function(closed: ClosedJaxpr, setting: Setting) -> Callable[..., list[Any]]:
+    return lambda *args: evaluate(closed_jaxpr(closed), args, setting)
+
+
+def _scan(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) -> list[Any]:
+    scan = scan_of(eqn)
+    inside: Taps = []
+
+    def step(carry: Any, xs: Any) -> Any:
+        seen: Taps | None = None if taps is None else []
+        results = evaluate(scan.body, [*args[: scan.consts], *carry, *xs], setting, seen)
+        inside[:] = seen or ()
+        out = results[: scan.carries], results[scan.carries :]
+        return out[0], (out[1], [tap.results for tap in seen or ()])
+
+    first, slices = args[scan.consts :][: scan.carries], args[scan.consts + scan.carries :]
+    carry, (rows, seen) = lax.scan(
+        step, list(first), list(slices), length=scan.length, reverse=scan.reverse
+    )
+    if taps is not None:
+        # Steps in the order of time.
+        in_time = [[jnp.flip(r, 0) if scan.reverse else r for r in made] for made in seen]
+        taps += [t._replace(results=made) for t, made in zip(inside, in_time, strict=True)]
+    return [*carry, *rows]
+
+
+def _while(eqn: Eqn, args: Sequence[Any], setting: Setting) -> list[Any]:
+    loop = while_of(eqn)
+    split = loop.test_consts + loop.consts
+    test_args, body_args = args[: loop.test_consts], args[loop.test_consts : split]
+
+    def going(carry: Sequence[Any]) -> Any:
+        return evaluate(closed_jaxpr(loop.test), [*test_args, *carry], setting)[0]
+
+    def body(carry: Sequence[Any]) -> list[Any]:
+        new = evaluate(closed_jaxpr(loop.body), [*body_args, *carry], setting)
+        # A condition per row: each row ends by itself.
+        rows = going(carry)
+        return [_where(rows, n, o) for n, o in zip(new, carry, strict=True)] if rows.ndim else new
+
+    return list(lax.while_loop(lambda c: jnp.any(going(c)), body, list(args[split:])))
+
+
+def _where(rows: Any, new: Any, old: Any) -> Any:
+    return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - rows.ndim)), new, old)

@@ -1,0 +1,162 @@
+"""Whether a run has the bits of the undivided program: both are run, as they are, and compared."""
+
+import contextlib
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.api.host import Host, HostEnvironment
+from fragflow.graph.cut import cut
+from fragflow.graph.double import compiled, in_double
+from fragflow.graph.expendable import host_of
+from fragflow.graph.ir import FDG
+from fragflow.graph.stand_in import host_answer
+from fragflow.graph.trace import components_in
+from fragflow.graph.traced import Traced
+from fragflow.policies.policy import Deployment, Place, Policy
+from fragflow.runtime.devices import accelerator
+from fragflow.runtime.local import LocalRuntime
+from fragflow.runtime.promise import key_of
+from fragflow.runtime.remembered import recall, remember
+
+ITERATIONS = 3
+
+
+def other_bits(
+    fdg: FDG,
+    source: Traced,
+    state: Mapping[str, Any],
+    sources: Mapping[str, np.ndarray],
+    *,
+    is_deterministic: bool,
+    implementations: Mapping[str, str] | None,
+) -> str | None:
+    """The first leaf of the state or the metrics that is not the undivided program's, bit by bit.
+
+    Programs, sizes and precision are the run's; environments on the host are played by a stand-in,
+    all together: those that answer in turns are compared component by component, in the self-test.
+    """
+    how = f"{is_deterministic} {sorted((implementations or {}).items())}"
+    key = key_of(fdg, "bits", how, _processor())
+    if key is not None and (recall(key) or {}).get("same") is True:
+        return None
+    parts = replace(
+        fdg, fragments={name: replace(f, first=None) for name, f in fdg.fragments.items()}
+    )
+    whole = _undivided(source, is_deterministic)
+    how_run = (state, sources, is_deterministic, implementations)
+    with _running(parts, *how_run) as a, _running(whole, *how_run) as b:
+        for iteration in range(ITERATIONS):
+            label = _first_difference(a, b, fdg, iteration)
+            if label is not None:
+                return label
+    if key is not None:
+        remember(key, {"same": True})
+    return None
+
+
+def _undivided(source: Traced, is_deterministic: bool) -> FDG:
+    """The graph of one fragment that has everything."""
+    everything = tuple(sorted(components_in(source.at(source.extent))))
+    on_host = isinstance(source.environment, Host | HostEnvironment)
+    device = "cpu" if on_host else "accelerator"
+    place = Place(name="undivided", components=everything, device=device)
+    policy = Policy(name="undivided", places=(place,))
+    deployment = Deployment(accelerator=accelerator())
+    return cut(source, policy, deployment, deterministic=is_deterministic)
+
+
+@contextlib.contextmanager
+def _running(
+    fdg: FDG,
+    state: Mapping[str, Any],
+    sources: Mapping[str, np.ndarray],
+    is_deterministic: bool,
+    implementations: Mapping[str, str] | None,
+) -> Iterator[LocalRuntime]:
+    runtime = LocalRuntime(
+        fdg,
+        state,
+        sources,
+        pools=_stand_ins(fdg),  # pyright: ignore[reportArgumentType]
+        row_kinds=fdg.row_kinds if is_deterministic else None,
+        implementations=implementations,
+    )
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+
+
+def _first_difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> str | None:
+    (metrics,), (others,) = a.run(iteration, 1), b.run(iteration, 1)
+    state, other = a.state(), b.state()
+    labels = fdg.program.labels
+    pairs = [(f"the state's {labels[name]}", x, other[name]) for name, x in state.items()]
+    pairs += [
+        (f"the metric {name.removeprefix('0.')}", x, others[name]) for name, x in metrics.items()
+    ]
+    for label, x, y in pairs:
+        if np.asarray(x).tobytes() != np.asarray(y).tobytes():
+            return label
+    return None
+
+
+def _stand_ins(fdg: FDG) -> dict[str, list["_StandIn"]]:
+    """For each fragment with environments on the host, who plays them."""
+    found: dict[str, list[_StandIn]] = {}
+    for name, fragment in fdg.fragments.items():
+        host = host_of(fragment)
+        if host is not None:
+            count = 1 if fragment.group else fragment.replicas
+            ids = np.split(np.arange(fdg.program.num_envs, dtype=np.int32), count)
+            found[name] = [_StandIn(host, some) for some in ids]
+    return found
+
+
+class _StandIn:
+    """Answers as a pool of environments does."""
+
+    def __init__(self, host: Host, ids: np.ndarray):
+        self.ids, self._host = ids, host
+        space = host.environment.observation
+
+        def answer(method: str, *args: Any) -> list[Any]:
+            types = [
+                jax.ShapeDtypeStruct((len(ids), *t.shape), t.dtype)
+                for t in host.result_types(method)
+            ]
+            drawn = host_answer(method, args, ids, types, space)
+            return [x.astype(t.dtype) for x, t in zip(drawn, types, strict=True)]
+
+        self._answers = {
+            method: compiled(lambda *args, method=method: answer(method, *args))
+            for method in ("reset", "step")
+        }
+
+    def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
+        with in_double():
+            return [np.asarray(x) for x in self._answers[method](*map(np.asarray, args))]
+
+    def stuck(self, _seconds: float) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        yield
+
+    def close(self) -> None: ...
+
+
+def _processor() -> str:
+    """Other processors have other kernels, with other bits."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return f"{line} {jax.devices()[0].device_kind}"
+    return f"{platform.processor()} {jax.devices()[0].device_kind}"

@@ -1,0 +1,112 @@
+"""Tries before a run what fragflow promises: that replicas compute what one undivided program does.
+
+What was tried once is remembered: by the program, how it is cut, the versions, and how it is tried.
+"""
+
+import hashlib
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fragflow.errors import ReplicaError
+from fragflow.graph import culprit, double, play, relation, stand_in
+from fragflow.graph import probe as probe_module
+from fragflow.graph.fingerprint import fingerprint
+from fragflow.graph.ir import FDG
+from fragflow.graph.probe import Verdict, is_divided, probe
+from fragflow.graph.traced import Traced
+from fragflow.runtime.observer import Observer
+from fragflow.runtime.remembered import recall, remember
+
+PACKAGES = ("fragflow", "jax", "jaxlib", "numpy")
+HOW = (culprit, double, play, probe_module, relation, stand_in)
+"""modules that try: with others, it has not been tried"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What came of it."""
+
+    text: str
+    """for people: what was tried, or why it was not"""
+    verdict: Verdict | None = None
+    """None if nothing was tried"""
+    divided: bool = True
+    """whether there was anything to try"""
+    seconds: float = 0.0
+
+
+NOT_DIVIDED = Tried(text="not divided", divided=False)
+SWITCHED_OFF = Tried(text="switched off")
+
+
+def tried(
+    graph: Callable[[], tuple[FDG, Traced]],
+    first: Sequence[Any],
+    observer: Observer,
+    *,
+    is_deterministic: bool,
+    is_wanted: bool,
+) -> Tried:
+    """Tries a graph, unless that was done before; ReplicaError if it does not do as promised.
+
+    `graph` is the lockstep graph of the run, and what was cut; `first` its first state.
+    """
+    fdg, source = graph()
+    if not is_divided(fdg):
+        return NOT_DIVIDED
+    if not is_wanted:
+        return SWITCHED_OFF
+    began = time.perf_counter()
+    key = key_of(fdg, "probe")
+    known = _verdict(recall(key)) if key is not None else None
+    if known is not None:
+        return Tried(text=f"{known}, remembered", verdict=known)
+    observer.phase("probing", 0, 1)
+    try:
+        verdict = probe(fdg, source, first=first, open_all=is_deterministic)
+    except ReplicaError:
+        raise
+    except Exception as error:  # it is there to find mistakes, not to make any
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return Tried(text=f"could not be tried ({words})", seconds=time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    if key is not None:
+        facts = {"states": verdict.states, "leaves": verdict.leaves, "worst": verdict.worst}
+        remember(key, facts)
+    return Tried(text=f"{verdict}, {seconds:.1f} s", verdict=verdict, seconds=seconds)
+
+
+def key_of(fdg: FDG, *what: str) -> str | None:
+    """Under what a trial of `fdg` is remembered; None if it cannot be."""
+    graph = fingerprint(fdg)
+    if graph is None:
+        return None
+    words = [graph, *what, platform.python_version(), *_versions(), _how()]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _versions() -> list[str]:
+    return [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+
+
+@cache
+def _how() -> str:
+    files = [Path(module.__file__ or "").read_bytes() for module in HOW]
+    return hashlib.sha256(b"".join(files)).hexdigest()
+
+
+def _verdict(known: Any) -> Verdict | None:
+    """What was remembered, if it is what is written there."""
+    if known is None:
+        return None
+    states, leaves, worst = (known.get(name) for name in ("states", "leaves", "worst"))
+    is_whole = isinstance(states, int) and isinstance(leaves, int) and isinstance(worst, float)
+    if not is_whole or not 0 <= worst <= relation.TOLERANCE:
+        return None
+    return Verdict(states=states, leaves=leaves, worst=worst)

@@ -1,0 +1,156 @@
+"""Runs are probed before they begin, once; what they say of themselves is what was tried."""
+
+import json
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import fragflow as ff
+from fragflow.errors import ReplicaError
+from fragflow.graph.probe import probe
+from fragflow.policies import Deployment, named_policy
+from fragflow.policies.synchronisation import Asynchronous
+from fragflow.run import Experiment, Outcome, _in_lockstep, _source, run
+from fragflow.runtime import bits, promise, remembered
+from fragflow.tools.cli import main
+from graph.toy import Drift, OneUpdate
+from graph.wrong import WRONG, Small
+
+pytestmark = [pytest.mark.probed, pytest.mark.quick]
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fragflow" / "probe"
+
+
+def experiment(algorithm: ff.Algorithm) -> Experiment:
+    return Experiment(algorithm=algorithm, environment=Drift(), num_envs=8, total_steps=16)
+
+
+def trained(policy: str = "gpu-only", workers: int = 2, probe: bool = True) -> Outcome:
+    return run(experiment(Small()), named_policy(policy), workers=workers, probe=probe)
+
+
+def test_a_run_is_probed_once(memory: Path) -> None:
+    first = trained().start
+    assert re.fullmatch(r"4 states, \d+ leaves, worst (\de-1\d|0), \d+\.\d s", first.probe)
+    assert re.fullmatch(r"rounding: .* \(probe: 4 states, \d+ leaves, worst .*\)", first.equality)
+    assert (memory.stat().st_mode & 0o777) == 0o700
+    again = trained().start
+    assert again.probe.endswith(", remembered")
+    assert again.equality == first.equality
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+def test_it_can_be_switched_off() -> None:
+    start = trained(probe=False).start
+    assert start.probe == "switched off"
+    assert start.equality.endswith("(probe: switched off)")
+    assert trained("single-learner-coarse", probe=False).start.equality == (
+        "rounding: bits were not compared (probe: switched off)"
+    )
+
+
+def test_the_command_line_says_so_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "--help"]) == 0
+    assert "--no-probe" in capsys.readouterr().out
+
+
+def test_what_is_not_divided_is_not_probed() -> None:
+    start = trained(workers=1).start
+    assert (start.probe, start.equality) == ("not divided", "bitwise")
+
+
+def test_bits_are_compared_before_they_are_called_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(*_: object) -> str:
+        return "the state's params"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bits, "_first_difference", other)
+        start = trained("single-learner-coarse").start
+        assert start.equality.startswith("rounding: the state's params has other last digits")
+    start = trained("single-learner-coarse").start
+    whole = trained(workers=1)
+    cut = trained("single-learner-coarse")
+    assert start.equality == cut.start.equality == "bitwise"
+    assert cut.state.params.tobytes() == whole.state.params.tobytes()
+    # Remembered: nothing is run for it any more.
+    monkeypatch.setattr(bits, "_first_difference", other)
+    assert trained("single-learner-coarse").start.equality == "bitwise"
+
+
+def test_a_wrong_program_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fragflow.graph.holdings.check_replicas", lambda *_: None)
+    wrong = experiment(Small(direction=WRONG["clipped too early"]))
+    with pytest.raises(ReplicaError, match=r"params is .* with replicas.*wrong\.py"):
+        run(wrong, named_policy("gpu-only"), workers=2)
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+def test_what_cannot_be_tried_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(promise, "probe", fails)
+    start = trained().start
+    assert start.probe == "could not be tried (ValueError: no such thing)"
+    assert "could not be tried" in start.equality
+
+
+def test_what_others_can_write_is_not_believed(memory: Path) -> None:
+    assert remembered.recall("key") is None
+    remembered.remember("key", {"states": 4})
+    assert remembered.recall("key") == {"states": 4}
+    (memory / "key.json").write_text("[1]")
+    assert remembered.recall("key") is None
+    (memory / "key.json").write_text("{")
+    assert remembered.recall("key") is None
+    (memory / "key.json").write_text(json.dumps({"states": 4}))
+    memory.chmod(0o770)
+    assert remembered.recall("key") is None
+    memory.chmod(0o700)
+    assert remembered.recall("key") is not None
+
+
+def test_facts_that_are_none_are_tried_again() -> None:
+    good = {"states": 4, "leaves": 3, "worst": 1e-16}
+    assert promise._verdict(good) is not None
+    for name, value in (("states", "4"), ("worst", 1.0), ("worst", None), ("leaves", None)):
+        assert promise._verdict(good | {name: value}) is None
+
+
+def test_other_versions_and_other_ways_to_try_are_other_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fdg, _ = _in_lockstep_of("gpu-only")
+    key = promise.key_of(fdg, "probe")
+    assert key == promise.key_of(fdg, "probe")
+    assert key != promise.key_of(fdg, "bits")
+    monkeypatch.setattr(promise, "_versions", lambda: ["jax 99"])
+    assert key != promise.key_of(fdg, "probe")
+    monkeypatch.undo()
+    monkeypatch.setattr(promise, "_how", lambda: "otherwise")
+    assert key != promise.key_of(fdg, "probe")
+
+
+def _in_lockstep_of(name: str, sync: str = "lockstep"):
+    policy = named_policy(name)
+    if sync == "async":
+        policy = ff.Policy(name=name, places=policy.places, synchronisation=Asynchronous())
+    deployment = Deployment(workers=2, learners=1)
+    what = experiment(OneUpdate())
+    source, local = _source(what, policy, deployment)
+    from fragflow.graph.cut import cut
+
+    return _in_lockstep(what, source, cut(source, policy, local), policy, deployment)
+
+
+def test_an_asynchronous_graph_is_probed_in_lockstep() -> None:
+    fdg, source = _in_lockstep_of("single-learner-coarse", "async")
+    assert fdg.server is None
+    assert max(f.replicas for f in fdg.fragments.values()) == 2
+    assert probe(fdg, source).worst < 1e-13
