@@ -1,5 +1,7 @@
 """What is no function of its operands: nothing of it can be proven, and it is refused."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.experimental import io_callback
 
 import fragflow as ff
 from graph.telling import refusal
+from graph.toy import Drift
 
 
 def python(function, *args):
@@ -85,3 +88,20 @@ def test_printing_is_allowed():
         return ff.all_mean(jnp.mean(t.x))
 
     assert refusal(printed) is None
+
+
+@dataclass(frozen=True)
+class AsksPython(Drift):
+    """An environment may: each asks for itself."""
+
+    def step(self, state, action, key):
+        step = super().step(state, action, key)
+        return step._replace(reward=python(np.asarray, step.reward))
+
+
+def test_environments_may_ask():
+    assert refusal(lambda t: ff.all_mean(jnp.mean(t.x)), environment=AsksPython()) is None
+
+
+def test_one_learner_may_ask():
+    assert refusal(OUTSIDE["a closure"], policy="single-learner-coarse") is None
