@@ -6,11 +6,11 @@ python scripts/matrix.py matrix    every Python with every supported JAX; writes
 python scripts/matrix.py newest    the newest releases within pyproject.toml's bounds
 
 `--not 3.11` leaves a version out, `--pair 3.12:0.11.2` tries this pair only. A finished pair of the
-matrix is kept until the code changes, with `--keep` also then: the table has its commit.
+matrix, as the page has it, is kept until the code changes, with `--keep` also then: the table has
+its commit.
 """
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -21,7 +21,7 @@ import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -205,6 +205,22 @@ def table(cells: Sequence[Cell]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def cells_in(text: str) -> list[Cell]:
+    """What a page says of each pair: it is all that is kept of a matrix."""
+    ended = {mark: word for word, mark in MARKS.items()}
+    lines = re.findall(r"^\| (.+) \|$", text, re.M)
+    rows = [[entry.strip() for entry in line.split(" | ")] for line in lines]
+    found = []
+    for python, *column in zip(*(entries for _, *entries in rows), strict=True):
+        named = dict(zip((name for name, *_ in rows[1:]), column, strict=True))
+        jax, commit = named.pop("**JAX**").strip("*"), named.pop("commit", "").strip("`")
+        checks = {name: ended[mark] for name, mark in named.items()}
+        if checks["install"] != "passed":  # then nothing else was tried
+            checks = {"install": checks["install"]}
+        found.append(Cell(python, jax, checks, 0.0, jax, commit))
+    return found
+
+
 def page(cells: Sequence[Cell]) -> str:
     supported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounds = next(d for d in supported["dependencies"] if d.startswith("jax"))
@@ -241,9 +257,9 @@ def commit_of() -> str:
 
 def matrix(pythons: Mapping[str, str], pairs: Sequence[str], keep: bool, built: str) -> list[Cell]:
     """Every pair, or those asked for; what was finished is not tried again."""
-    commit, kept = commit_of(), HOME / "cells.json"
-    stored = json.loads(kept.read_text()) if kept.exists() else []
-    cells = {(c["python"], c["jax"]): Cell(**c) for c in stored}
+    commit = commit_of()
+    cells = {(cell.python, cell.jax): cell for cell in cells_in(PAGE.read_text())}
+    order = [(name, jax) for name in pythons for jax in JAX]
     for name, python in pythons.items():
         for jax in JAX:
             if pairs and f"{name}:{jax}" not in pairs:
@@ -254,9 +270,8 @@ def matrix(pythons: Mapping[str, str], pairs: Sequence[str], keep: bool, built: 
                 made = tried(HOME / f"{name}-{jax}", python, with_jax(built, jax), name, jax)
                 shutil.rmtree(HOME / f"{name}-{jax}", ignore_errors=True)
                 found = cells[name, jax] = replace(made, commit=commit)
-            kept.write_text(json.dumps([asdict(cell) for cell in cells.values()], indent=1))
+                PAGE.write_text(page([cells[pair] for pair in order if pair in cells]))
             _say(found)
-    order = [(name, jax) for name in pythons for jax in JAX]
     return [cells[pair] for pair in order if pair in cells]
 
 
@@ -285,7 +300,6 @@ def main() -> int:
         return 0  # what went wrong is said by those who need it
     if options.what == "matrix":
         cells = matrix(pythons, options.pair, options.keep, wheel())
-        PAGE.write_text(page(cells))
     else:
         install = (from_lock if options.what == "smoke" else newest)(wheel())
         cells = []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import matrix
 import private_parameters
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -46,3 +47,12 @@ def test_an_interpreter_counts_only_if_it_runs(tmp_path: Path) -> None:
         check=True,
     )
     assert found.stdout == f"3.13 {tmp_path}/python3.13\n"
+
+
+def test_a_page_of_versions_keeps_what_was_tried() -> None:
+    tried = [
+        matrix.Cell("3.11", "0.10.0", {"install": "passed", "ray": "failed"}, 0.0, "0.10.0", "ab1"),
+        matrix.Cell("3.11", "0.12.0", {"install": "absent"}, 0.0, "0.12.0", "ab1"),
+        matrix.Cell("3.12", "0.12.0", {"install": "passed", "ray": "passed"}, 0.0, "0.12.0", "cd2"),
+    ]
+    assert matrix.cells_in(matrix.page(tried)) == tried
