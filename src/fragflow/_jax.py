@@ -158,8 +158,34 @@ mlir.register_lowering(all_reduce_p, mlir.lower_fun(_identity, multiple_results=
 
 def reduce_over_axis(operation: str, values: Sequence[Any], axis: str) -> list[Any]:
     """The reduction among the shards of one SPMD group."""
-    reduce = {"mean": lax.pmean, "sum": lax.psum, "max": lax.pmax}[operation]
+    reduce = {"mean": _mean_over, "sum": _sum_over, "max": _max_over}[operation]
     return [reduce(v, axis) for v in values]
+
+
+def _mean_over(x: Any, axis: str) -> Any:
+    if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact):
+        return lax.pmean(as_summed(x), axis).astype(x.dtype)
+    # Whole numbers, which are the same everywhere (no others are accepted): their sum may be none.
+    return lax.pmax(x.astype(np.int32) if x.dtype == bool else x, axis).astype(x.dtype)
+
+
+def _sum_over(x: Any, axis: str) -> Any:
+    return lax.psum(as_summed(x), axis).astype(x.dtype)
+
+
+def _max_over(x: Any, axis: str) -> Any:
+    most = lax.pmax(x, axis)
+    if not jax.numpy.issubdtype(x.dtype, jax.numpy.floating):
+        return most
+    # The collective loses NaN, which is the maximum wherever there is one.
+    is_nan = lax.pmax(jax.numpy.isnan(x).astype(np.int32), axis)
+    return jax.numpy.where(is_nan > 0, np.asarray(np.nan, x.dtype), most)
+
+
+def as_summed(x: Any) -> Any:
+    """`x` in the type in which JAX adds up: narrow floats would overflow, or lose digits."""
+    is_narrow = jax.numpy.issubdtype(x.dtype, jax.numpy.floating) and x.dtype.itemsize < 4
+    return x.astype(np.float32) if is_narrow else x
 
 
 # Calls of environments that are not JAX programs: known shapes, carried out by a worker.
@@ -308,6 +334,11 @@ def linear_solve_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
     )
 
 
+def applied_by(eqn: Eqn) -> Jaxpr | None:
+    """The function that a `scatter` applies to the entries it finds; None if it only writes."""
+    return eqn.params["update_jaxpr"] if eqn.primitive.name == "scatter" else None
+
+
 def num_turns(eqn: Eqn) -> int | None:
     """How often a loop's body runs, where that is known beforehand; None for what is no loop."""
     return eqn.params["length"] if eqn.primitive.name == "scan" else None
@@ -437,6 +468,26 @@ def contains_all_reduce(eqn: Eqn) -> bool:
 def calls_back(eqn: Eqn) -> bool:
     """Whether `eqn` calls back into Python, at any depth."""
     return _contains(eqn, lambda inner: "callback" in inner.primitive.name)
+
+
+def has_own_batching(eqn: Eqn) -> bool:
+    """Whether a user says what `eqn` is for many rows, at any depth: it may be anything."""
+    return _contains(eqn, lambda inner: inner.primitive.name == "custom_vmap_call")
+
+
+def draws_together(eqn: Eqn) -> bool:
+    """Whether `eqn` draws random numbers in a way that is not row by row when it is vmapped.
+
+    Of keys other than threefry's JAX takes the first for all rows.
+    """
+
+    def is_such(inner: Eqn) -> bool:
+        if inner.primitive.name == "rng_bit_generator":
+            return True
+        keys = [v.aval.dtype for v in inner.invars if hasattr(v.aval, "dtype") and is_key(v.aval)]
+        return any(dtype._impl.name != "threefry2x32" for dtype in keys)
+
+    return _contains(eqn, is_such)
 
 
 def _contains(eqn: Eqn, test: Callable[[Eqn], bool]) -> bool:

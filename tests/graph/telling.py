@@ -78,11 +78,11 @@ class Telling(ff.Algorithm):
 
     @ff.component("learner.update")
     def update(self, w: jax.Array, told: jax.Array) -> jax.Array:
-        return w + 0.01 * jnp.tanh(told)
+        return w + 0.01 * jnp.arcsinh(told)  # which large numbers do not saturate
 
     @ff.component("learner.tell")
     def learn(self, env: ff.Environments, w: jax.Array, x: jax.Array, key: jax.Array) -> jax.Array:
-        return w + 0.01 * jnp.tanh(self.say(env, x, key))
+        return w + 0.01 * jnp.arcsinh(self.say(env, x, key))
 
 
 def refusal(

@@ -71,6 +71,10 @@ OTHER_EQUATIONS = {
     "a program inside": lambda t: lax.reduce(
         t.weights, jnp.float32(0), lambda a, b: a + t.n * b, (0,)
     ),
+    "in a function of an entry": lambda t: t.weights.at[0].apply(lambda entry: entry * t.n)[0],
+    "in a function of rows' entries": lambda t: ff.all_mean(
+        jnp.mean(t.x.at[..., 0].apply(lambda entry: entry * t.n))
+    ),
     "an axis": lambda t: jnp.argmax(t.weights.reshape(4, 6), axis=t.n // 8)[0],
 }
 # Lengths that depend on the number of environments, and are no rows.
@@ -109,6 +113,8 @@ PARTIALS = {
     "a norm": lambda t: ff.all_mean(jnp.linalg.norm(jnp.mean(t.x, (0, 1)))),
     "sums of maxima": lambda t: ff.all_max(jnp.cumsum(jnp.max(t.x, (0, 1)))),
     "least of maxima": lambda t: ff.all_max(lax.cummin(jnp.max(t.x, (0, 1)))),
+    "a function of an entry": lambda t: ff.all_mean(jnp.mean(t.x, (0, 1)).at[0].apply(jnp.exp)),
+    "a function of a maximum": lambda t: ff.all_max(jnp.max(t.x, (0, 1)).at[0].apply(jnp.negative)),
     "logarithms": lambda t: ff.all_sum(lax.cumlogsumexp(jnp.sum(t.x, (0, 1)))),
 }
 # Casts and divisions that lose what a sum of parts needs.
@@ -120,6 +126,9 @@ CASTS = {
     "of digits": lambda t: ff.all_mean(lax.reduce_precision(jnp.mean(t.x, (0, 1)), 5, 2)),
     "from few bits": lambda t: ff.all_sum(
         jnp.sum((t.x > 0).astype(jnp.int8) * 100, dtype=jnp.int8).astype(jnp.float32)
+    ),
+    "of bytes to a complex number": lambda t: (
+        ff.all_sum(jnp.sum(jnp.uint8(90) * (t.x > 0), dtype=jnp.uint8).astype(jnp.complex64)).real
     ),
     "by division": lambda t: ff.all_sum(jnp.sum((t.x > 0).astype(jnp.int32)) // 3),
     "by rounding": lambda t: ff.all_sum(jnp.round(jnp.sum(t.x, (0, 1)))),
@@ -149,6 +158,7 @@ ORDERS = {
     "columns": lambda t: ff.all_sum(
         jnp.sum(jnp.prod(jnp.stack([time_first(t), environments_first(t)], 1), 1))
     ),
+    "rows of one matrix": lambda t: ff.all_mean(jnp.mean(jax.scipy.linalg.lu_factor(t.x[0])[0])),
     "indices": lambda t: ff.all_sum(
         jnp.sum(
             jnp.take_along_axis(
@@ -254,6 +264,8 @@ RIGHT = {
     "a loop that ends by environment": per_row_loop,
     "the row's own entry": own_entries,
     "the row's own place": own_places,
+    "a function of rows' entries": lambda t: ff.all_mean(jnp.mean(t.x.at[..., 0].apply(jnp.exp))),
+    "a number that all have": lambda t: ff.all_mean(jnp.uint8(200)).astype(jnp.float32),
     "env.map": mapped,
     "a gradient of env.map": gradient_of_mapped,
 }

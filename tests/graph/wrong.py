@@ -50,7 +50,7 @@ class Small(ff.Algorithm):
 def swapped(x: jax.Array, n: int, key: jax.Array) -> jax.Array:
     m = ff.all_mean(jnp.mean(x, 0))
     s, c = jnp.sin(m), jnp.cos(m)
-    if n > 10:
+    if n > 6:
         s, c = c, s
     return 2 * s + c
 

@@ -256,6 +256,12 @@ SPECIAL: dict[str, Arguments] = {
         d.one_of(METHODS),
         d.one_of(MODES),
     ),
+    "hunt.forms.at_apply": lambda d: _args(
+        d.matrix(1), d.one_of((d.integer(0, 3), d.places_or())), d.number()
+    ),
+    "hunt.forms.at_apply_last": lambda d: _args(
+        d.matrix(1), d.one_of((d.integer(0, 3), d.places_or())), d.number()
+    ),
     "hunt.forms.at_get": lambda d: _args(
         d.matrix(1), d.places(), d.one_of(("fill", "clip")), d.one_of((None, d.number()))
     ),

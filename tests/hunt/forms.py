@@ -83,6 +83,14 @@ def at_last(x: Any, i: Any, y: Any, method: str, mode: str | None) -> Any:
     return getattr(x.at[..., i], method)(y, mode=mode)
 
 
+def at_apply(x: Any, i: Any, y: Any) -> Any:
+    return x.at[i].apply(lambda entry: jnp.cos(entry) * y)
+
+
+def at_apply_last(x: Any, i: Any, y: Any) -> Any:
+    return x.at[..., i].apply(lambda entry: entry * y + 1)
+
+
 def at_get(x: Any, i: Any, mode: str, fill_value: Any) -> Any:
     return x.at[i].get(mode=mode, fill_value=fill_value)
 

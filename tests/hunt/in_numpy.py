@@ -187,8 +187,14 @@ def _fill(params: Params, dtype: Any) -> Any:
     return np.iinfo(dtype).max if dtype.kind == "u" else np.iinfo(dtype).min
 
 
+def _written(_: np.ndarray, new: np.ndarray) -> np.ndarray:
+    return new
+
+
 def _scatter(combine: Function) -> Function:
     def scatter(params: Params, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
+        if combine is _written and params["update_jaxpr"] is not None:
+            raise NotImplementedError  # x.at[i].apply(f)
         dims = params["dimension_numbers"]
         clips = "CLIP" in str(params["mode"])
         gone = (*dims.inserted_window_dims, *dims.operand_batching_dims)
@@ -297,6 +303,14 @@ TABLE: dict[str, Function] = {
     "erf_inv": _plain(special.erfinv),
     "lgamma": _plain(special.gammaln),
     "digamma": _plain(special.digamma),
+    "igamma": _plain(special.gammainc),
+    "igammac": _plain(special.gammaincc),
+    "regularized_incomplete_beta": _plain(special.betainc),
+    "bessel_i0e": _plain(special.i0e),
+    "bessel_i1e": _plain(special.i1e),
+    "polygamma": _plain(special.polygamma),
+    "zeta": _plain(special.zeta),
+    "nextafter": _plain(np.nextafter),
     "clamp": lambda _, low, x, high: np.minimum(np.maximum(x, low), high),
     "select_n": _selected,
     "convert_element_type": _cast,
@@ -317,7 +331,7 @@ TABLE: dict[str, Function] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
-    "scatter": _scatter(lambda _, y: y),
+    "scatter": _scatter(_written),
     "scatter-add": _scatter(np.add),
     "scatter-sub": _scatter(np.subtract),
     "scatter-mul": _scatter(np.multiply),

@@ -65,9 +65,9 @@ class Lockstep:
         return [[read(env, v) for v in closed.jaxpr.outvars] for env in envs]
 
     def _given(self, value: Any) -> Any:
-        if not self.double or (hasattr(value, "dtype") and is_key(value)):
+        if hasattr(value, "dtype") and (is_key(value) or not self.double):
             return value
-        array = np.asarray(value)
+        array = np.asarray(value)  # a literal may be a number of Python's
         return array.astype(self._type(array.dtype))
 
     def _type(self, dtype: Any) -> Any:

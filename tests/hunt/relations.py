@@ -166,7 +166,9 @@ def broken(kind: Kind, whole: Any, parts: Sequence[Any], sizes: Sizes, tolerance
         if w.shape != ls[0].shape:
             return f"its shape is {w.shape} for all and {ls[0].shape} for some environments"
         if kind.tag is Tag.PARTIAL:
-            return _apart(w, reduced(ls, kind), tolerance)
+            # Numbers are believed to be finite: inf and -inf, of two parts, are no sum.
+            finite = np.all([np.isfinite(p) for p in ls], 0) if kind.reduction == "sum" else True
+            return _apart(*(np.where(finite, x, 0) for x in (w, reduced(ls, kind))), tolerance)
         return _first(_apart(w, _times(p, kind.degree, sizes.replicas), tolerance) for p in ls)
     axis = kind.axis
     sized = [i for i, (x, y) in enumerate(zip(w.shape, ls[0].shape, strict=True)) if x != y]

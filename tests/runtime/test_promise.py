@@ -2,8 +2,10 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -154,3 +156,32 @@ def test_an_asynchronous_graph_is_probed_in_lockstep() -> None:
     assert fdg.server is None
     assert max(f.replicas for f in fdg.fragments.values()) == 2
     assert probe(fdg, source).worst < 1e-13
+
+
+class Alone(Small):
+    """Does something else where there is one environment: its program was never compared."""
+
+    def act(self, params: jax.Array, obs: jax.Array) -> jax.Array:
+        return super().act(params, obs) ^ (obs.shape[0] == 1)
+
+
+@pytest.mark.parametrize("policy", ["gpu-only", "single-learner-coarse"])
+def test_one_environment_each_is_tried_as_it_is(policy: str) -> None:
+    def alone(algorithm: ff.Algorithm, probe: bool = True) -> Outcome:
+        one_each = replace(experiment(algorithm), num_envs=3, total_steps=6)
+        return run(one_each, named_policy(policy), workers=3, probe=probe)
+
+    start = alone(Small()).start
+    assert "tried, not proven: one environment each in " in start.probe
+    with pytest.raises(ReplicaError, match="tried with 3 environments and 3"):
+        alone(Alone())
+    with pytest.raises(ReplicaError, match="can only be tried, and the probe is switched off"):
+        alone(Small(), probe=False)
+
+
+def test_bits_are_compared_in_the_last_iteration_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(bits, "_first_difference", lambda *a: compared.append(a[-1]))
+    longer = replace(experiment(Small()), total_steps=80)
+    run(longer, named_policy("single-learner-coarse"), workers=2)
+    assert compared == [0, 1, 9]

@@ -13,7 +13,16 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
-from fragflow._jax import ClosedJaxpr, Eqn, Literal, called_as, called_by, component_of, is_key
+from fragflow._jax import (
+    ClosedJaxpr,
+    Eqn,
+    Literal,
+    called_as,
+    called_by,
+    component_of,
+    has_own_batching,
+    is_key,
+)
 
 _ENVIRONMENT = "environment:"
 _ROWS = "rows:"
@@ -52,7 +61,10 @@ def row_map(function: Callable[..., Any], rows: Sequence[Any]) -> Any:
         return jax.vmap(one)(*[checkpoint_name(array, _ROWS) for array in arrays])
 
     of_one = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-    inner.__name__ = inner.__qualname__ = _ROWS + digest(jax.make_jaxpr(one)(*of_one))
+    row = jax.make_jaxpr(one)(*of_one)
+    if any(has_own_batching(eqn) for eqn in row.jaxpr.eqns):
+        return inner(*leaves)  # what one row's function does, many rows' need not: it is read
+    inner.__name__ = inner.__qualname__ = _ROWS + digest(row)
     return jax.jit(inner)(*leaves)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from fragflow._jax import Eqn, bind, called_by
+from fragflow._jax import Eqn, bind, called_by, draws_together
 from fragflow.graph.elementwise import Kinds, layout_of
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.graph.pair import Pair
@@ -17,6 +17,8 @@ from fragflow.graph.pair import Pair
 def batched(pair: Pair, kinds: Kinds) -> list[Kind] | None:
     """Kinds of the results if the equation is a batched one in both traces; else None."""
     if any(k.tag not in (Tag.UNIFORM, Tag.VARYING) or k.degree for k in kinds):
+        return None
+    if draws_together(pair.a):
         return None
     layout = layout_of(pair, kinds)
     if layout is None or layout.tag is Tag.MIXED:
@@ -33,11 +35,20 @@ def batched(pair: Pair, kinds: Kinds) -> list[Kind] | None:
 
 def _is_batched(eqn: Eqn, axes: tuple[int | None, ...], out_axes: tuple[int, ...]) -> bool:
     """Whether `eqn` is what vmap makes of its primitive, with its own parameters, along `axes`."""
+
+    def one(*args: Any) -> tuple[Any, ...]:
+        return tuple(bind(eqn, args))
+
     inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    rows = jax.vmap(lambda *args: tuple(bind(eqn, args)), in_axes=axes, out_axes=out_axes)
     try:
-        made = jax.make_jaxpr(rows)(*inputs).jaxpr
+        # A batching rule does not look at a row: first there must be an equation of one.
+        row = jax.make_jaxpr(one)(*map(_without, inputs, axes)).jaxpr
+        made = jax.make_jaxpr(jax.vmap(one, in_axes=axes, out_axes=out_axes))(*inputs).jaxpr
     except Exception:  # parameters that are those of one size only, or no rule at all
+        return False
+    if [v.aval.shape for v in row.outvars] != [
+        _without(v.aval, axis).shape for v, axis in zip(eqn.outvars, out_axes, strict=True)
+    ]:
         return False
     while len(made.eqns) == 1 and _is_that(made) and (inner := called_by(made.eqns[0])) is not None:
         made = inner.jaxpr  # a batching rule may wrap its equation in a call
@@ -47,6 +58,12 @@ def _is_batched(eqn: Eqn, axes: tuple[int | None, ...], out_axes: tuple[int, ...
     return own.keys() == eqn.params.keys() and all(
         str(own[key]) == str(value) for key, value in eqn.params.items()
     )
+
+
+def _without(aval: Any, axis: int | None) -> jax.ShapeDtypeStruct:
+    """The type of one row."""
+    shape = tuple(n for d, n in enumerate(aval.shape) if d != axis)
+    return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
 def _is_that(jaxpr: Any) -> bool:

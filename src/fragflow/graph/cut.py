@@ -81,6 +81,7 @@ def cut(
         transfers=tuple(t for t, _ in transfers_in(loop)),
         kinds={p.name: known.get(p.over, known["environments"])[p.name] for p in placed},
         row_kinds=row_kinds if is_divided else {},
+        unproven=_unproven(placed, axes),
     )
     check_fdg(fdg)
 
@@ -109,6 +110,12 @@ def _is_divided(policy: Policy, placed: Sequence[Placed]) -> bool:
     """Whether anything works on some of the environments or agents by themselves."""
     is_async = isinstance(policy.synchronisation, Asynchronous)
     return is_async or policy.first is not None or any(p.replicas > 1 for p in placed)
+
+
+def _unproven(placed: Sequence[Placed], axes: Axes) -> tuple[str, ...]:
+    """Fragments whose program was compared by another one that stands for it."""
+    stood_for = {axis.replica for axis in axes.all() if axis.is_stood_for}
+    return tuple(p.name for p in placed if p.replicas > 1 and extent_of(p) in stood_for)
 
 
 def _extents(

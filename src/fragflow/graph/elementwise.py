@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 
+import numpy as np
+
 from fragflow.graph.kinds import (
     COUNT,
     LOCAL,
@@ -65,7 +67,9 @@ def elementwise(pair: Pair, kinds: Kinds) -> Kind:
 def _of_row_numbers(pair: Pair, kinds: Kinds, row: Kind) -> Kind:
     """JAX asks of every index whether it is negative; a row's number is not."""
     if pair.name in ("convert_element_type", "copy"):
-        return row if pair.a.outvars[0].aval.dtype.kind in "iu" else mixed(row.reason, row.line)
+        new = pair.a.outvars[0].aval.dtype
+        stays = new.kind in "iu" and np.iinfo(new).max >= pair.sizes[0] - 1
+        return row if stays else mixed(row.reason, row.line)
     if pair.name == "lt" and kinds[0] is row and kinds[1].zero and row.column < 0:
         return varying(row.axis, flexible=True, zero=True)
     return mixed(row.reason, row.line)

@@ -44,12 +44,18 @@ class Axis:
     teams: tuple[int, ...] = ()
     """of agents: how many are in each team in the second extent"""
 
+    @property
+    def is_stood_for(self) -> bool:
+        """Whether the program that runs is not the one that is compared: it must be tried."""
+        return self.extents[1] != self.replica
+
 
 def environments_axis(whole: int, part: int) -> Axis:
     """Replicas with `part` of `whole` environments each.
 
     For one environment JAX writes other equations than for several: an axis of length one is
-    broadcast, not followed. As many replicas with two environments each stand for such ones.
+    broadcast, not followed. As many replicas with two environments each stand for such ones; a
+    run with them has to be tried, as it is, by the probe.
     """
     sizes = (2 * whole, 2) if part == 1 else (whole, part)
     extents = (Extent(sizes[0]), Extent(sizes[1]))

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow._jax import ClosedJaxpr, Eqn, calls_back
+from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, calls_back, closed_jaxpr
 from fragflow.api.rows import digest
 from fragflow.graph.kinds import COUNT, EXACT, LOCAL, SIZED, STRUCTURE, Kind, Tag, mixed
 from fragflow.graph.pair import Pair, sized_dims
@@ -36,10 +36,8 @@ _OF_OPERANDS: dict[str, tuple[str, ...]] = {
 _PROGRAMS = frozenset(
     ("jaxpr", "call_jaxpr", "body_jaxpr", "cond_jaxpr", "branches", "jaxprs", "length")
 )
-# What only repeats what the primitive's name says; derivatives, which do not run; where values lie;
-# and objects that stand for the environments.
+# Derivatives, which do not run; where values lie; and objects that stand for the environments.
 _IGNORED = """
-update_jaxpr update_consts
 fwd_jaxpr_thunk bwd jvp_jaxpr_fun jvp_jaxpr_thunk out_trees debug_info sharding out_sharding
 in_shardings out_shardings in_layouts out_layouts ctx_mesh host ft_in ft_out linear unroll
 compiler_options_kvs keep_unused donated_invars
@@ -79,8 +77,8 @@ def same_parameters(pair: Pair) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    if isinstance(a, ClosedJaxpr) and isinstance(b, ClosedJaxpr):
-        return digest(a) == digest(b)
+    if isinstance(a, Jaxpr | ClosedJaxpr) and isinstance(b, Jaxpr | ClosedJaxpr):
+        return digest(closed_jaxpr(a)) == digest(closed_jaxpr(b))
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.array_equal(a, b)
     try:
@@ -123,10 +121,13 @@ def _is_exact(pair: Pair, kind: Kind) -> bool:
     new = pair.a.outvars[0].aval.dtype
     if old == new:
         return True
-    if jnp.issubdtype(old, jnp.complexfloating) or jnp.issubdtype(new, jnp.complexfloating):
-        return bool(jnp.issubdtype(new, jnp.complexfloating)) and kind.reduction == "sum"
-    was_float, is_float = jnp.issubdtype(old, jnp.floating), jnp.issubdtype(new, jnp.floating)
+    was_complex, is_complex = (jnp.issubdtype(t, jnp.complexfloating) for t in (old, new))
+    was_float, is_float = (jnp.issubdtype(t, jnp.inexact) for t in (old, new))
+    if was_complex and not is_complex:
+        return False  # half of it is lost
     if kind.tag is Tag.PARTIAL and kind.reduction != "sum":
+        if is_complex:
+            return False
         # Rounding keeps the order, to an integer too; wrapping around does not.
         ordered = is_float or (was_float and new.kind == "i") or np.can_cast(old, new, "safe")
         return bool(ordered) and "b" not in (old.kind, new.kind)

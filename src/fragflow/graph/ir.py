@@ -189,6 +189,9 @@ class FDG:
     """the fragment that handles messages as they come; the others are one worker's"""
     workers: int = 1
     """how many have such a graph, all with the same server"""
+    unproven: tuple[str, ...] = ()
+    """fragments whose replicas hold one environment or agent each: the check has compared programs
+    of two in their place, so that what runs must be tried"""
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:

@@ -34,6 +34,8 @@ Environments = Literal["real", "stand-in", "cheaper"]
 MOST_REPLICAS = 3
 ROWS = (3, 5, 7)
 """environments of a replica: numbers that other lengths of a program seldom have as a divisor"""
+FEW = 16
+"""environments that are tried as they are: at a run's own sizes nothing that it does is missed"""
 LARGE = 600
 """equations of an environment that cost more than the rest of a program"""
 LATE = 1000
@@ -126,7 +128,7 @@ def _has_enough(first: Sequence[Any], trial: Trial) -> bool:
 
 
 def arranged(fdg: FDG, source: Traced, open_all: bool = False) -> Trial:
-    """The graph with few environments, or as it is where the algorithm cannot do with few."""
+    """The graph with few environments; as it is where it has few, or cannot do with them."""
     for most, rows in _sizes(fdg):
         replicas = _fewer(fdg, most)
         total = max(replicas[f.name] for f in fdg.fragments.values() if f.over != "agents") * rows
@@ -144,6 +146,11 @@ def arranged(fdg: FDG, source: Traced, open_all: bool = False) -> Trial:
 
 def _sizes(fdg: FDG) -> Iterator[tuple[int, int]]:
     """Numbers of replicas, at most, and of environments each; the sharpest come first."""
+    if any(f.num_envs == 1 for f in fdg.fragments.values() if f.name in fdg.unproven):
+        yield MOST_REPLICAS, 1  # the check has not looked at these programs
+        return
+    if fdg.program.num_envs <= FEW:
+        return
     lengths = {length for length in _lengths(fdg.program) if length > 1}
     rows = sorted(ROWS, key=lambda n: sum(length % n == 0 for length in lengths))
     for count in rows:

@@ -4,7 +4,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from fragflow.graph.elementwise import Kinds, Rule
+from fragflow._jax import applied_by, draws_together
+from fragflow.graph.elementwise import Kinds, Rule, elementwise
 from fragflow.graph.kinds import (
     COUNT,
     LOCAL,
@@ -22,6 +23,10 @@ from fragflow.graph.kinds import (
 from fragflow.graph.pair import Pair
 from fragflow.graph.replica_rules import side_by_side
 
+FROM_ONE_KEY = (
+    "is drawn from keys that are not threefry's, of which JAX uses the first for all environments "
+    "together: use jax.random.key(seed, impl='threefry2x32')"
+)
 INDEXED = "is indexed along the environment axis"
 _OTHERS = "is indexed by something that differs from replica to replica"
 
@@ -146,6 +151,13 @@ def scatter(adds: bool) -> Rule:
             return mixed(LOCAL, indices.line)
         if indices.degree and not indices.zero:
             return mixed(COUNT, pair.line)
+        if applied_by(pair.a) is not None:
+            # x.at[i].apply(f): any function, entry by entry; nought is moved as well.
+            if operand.tag is Tag.PARTIAL:
+                return mixed(LOCAL, operand.line)
+            if operand.degree:
+                return mixed(COUNT, pair.line)
+            operand = replace(operand, zero=False)
         if all(k.tag in (Tag.UNIFORM, Tag.PARTIAL) for k in kinds):
             return together((operand, updates), pair.line)
         parts = [k for k in kinds if k.tag is Tag.PARTIAL]
@@ -233,6 +245,8 @@ def _sums_up(kinds: Kinds, batch: list[int]) -> bool:
 
 def random_bits(pair: Pair, kinds: Kinds) -> Kind:
     kind = kinds[0]
+    if kind.tag is Tag.VARYING and draws_together(pair.a):
+        return mixed(FROM_ONE_KEY, pair.line)
     made = [d for d in pair.output_sized() if kind.tag is not Tag.VARYING or d != kind.axis]
     if made:
         return mixed(
@@ -241,6 +255,12 @@ def random_bits(pair: Pair, kinds: Kinds) -> Kind:
             pair.line,
         )
     return replace(kind, zero=False)
+
+
+def fold_in(pair: Pair, kinds: Kinds) -> Kind | list[Kind]:
+    if kinds[0].tag is Tag.VARYING and draws_together(pair.a):
+        return mixed(FROM_ONE_KEY, pair.line)
+    return elementwise(pair, kinds)
 
 
 def window(kind_of: str) -> Rule:

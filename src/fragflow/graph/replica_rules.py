@@ -8,6 +8,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import jax.numpy as jnp
+import numpy as np
+
 from fragflow.graph.elementwise import Kinds, Rule, layout_of
 from fragflow.graph.kinds import (
     COUNT,
@@ -27,6 +30,7 @@ from fragflow.graph.kinds import (
 )
 from fragflow.graph.pair import Pair
 
+WHOLE_MEAN = "is a mean of whole numbers, which need not be one: make them floats first"
 NUMBERED = "numbers a replica's environments from zero"
 
 
@@ -78,7 +82,9 @@ def iota(pair: Pair, _: Kinds) -> Kind:
         return UNIFORM
     if made == [pair.params["dimension"]]:
         lengths = [e.outvars[0].aval.shape[made[0]] for e in (pair.a, pair.b)]
-        if tuple(lengths) == pair.sizes and pair.a.outvars[0].aval.dtype.kind in "iu":
+        type_ = pair.a.outvars[0].aval.dtype
+        counts = type_.kind in "iu" and np.iinfo(type_).max >= lengths[0] - 1
+        if counts and tuple(lengths) == pair.sizes:
             return row_number(made[0], NUMBERED, pair.line)
         return mixed(NUMBERED, pair.line)
     inner = pair.multiple(pair.a.outvars[0].aval.shape[made[0]])
@@ -346,7 +352,15 @@ def convolution(pair: Pair, kinds: Kinds) -> Kind:
 
 
 def all_reduce(pair: Pair, kinds: Kinds) -> list[Kind]:
-    return [reduced(kind, pair.params["operation"], pair.line) for kind in kinds]
+    operation = pair.params["operation"]
+    results = [reduced(kind, operation, pair.line) for kind in kinds]
+    if operation != "mean":
+        return results
+    are_floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in pair.a.invars]
+    return [
+        result if is_float or kind.tag is not Tag.PARTIAL else mixed(WHOLE_MEAN, pair.line)
+        for kind, result, is_float in zip(kinds, results, are_floats, strict=True)
+    ]
 
 
 def reduced(kind: Kind, operation: str, line: str) -> Kind:

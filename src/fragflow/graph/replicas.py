@@ -22,6 +22,7 @@ from fragflow._jax import (
     closed_jaxpr,
     component_of,
     contains_all_reduce,
+    draws_together,
     source_line,
 )
 from fragflow.api.rows import row_call
@@ -222,6 +223,8 @@ class Context:
         marked, other = row_call(pair.a), row_call(pair.b)
         if marked is None or marked != other or contains_all_reduce(pair.a):
             return None
+        if draws_together(pair.a):
+            return None  # vmapped, but not row by row
         if marked.rows is not None and calls_back(pair.a):
             return None  # Python's functions look alike, whatever they know; environments promise
         for position, kind in enumerate(kinds):

@@ -55,7 +55,7 @@ add(
     abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt
     ceil clamp clz cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
     igammac integer_pow is_finite le le_to lgamma log log1p log2 logistic lt_to mulhi ne nextafter
-    not one_minus_square or polygamma polynomial population_count pow random_fold_in random_seed
+    not one_minus_square or polygamma polynomial population_count pow random_seed
     reduce_precision regularized_incomplete_beta rem round rsqrt shift_left shift_right_arithmetic
     shift_right_logical sign sin sinh sqrt square tan tanh threefry2x32 xor
     """,
@@ -262,6 +262,7 @@ add(
 # Random numbers, and environments on the host.
 
 add("random_bits random_split", index.random_bits)
+add("random_fold_in", index.fold_in)
 add("random_wrap random_unwrap random_clone", index.same_axis)
 add("host_call host_program", rules.host_call)
 

@@ -24,8 +24,6 @@ from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.promise import key_of
 from fragflow.runtime.remembered import recall, remember
 
-ITERATIONS = 3
-
 
 def other_bits(
     fdg: FDG,
@@ -41,7 +39,8 @@ def other_bits(
     Programs, sizes and precision are the run's; environments on the host are played by a stand-in,
     all together: those that answer in turns are compared component by component, in the self-test.
     """
-    how = f"{is_deterministic} {sorted((implementations or {}).items())}"
+    iterations = _iterations(int(sources["total_iterations"]))
+    how = f"{is_deterministic} {sorted((implementations or {}).items())} {iterations}"
     key = key_of(fdg, "bits", how, _processor())
     if key is not None and (recall(key) or {}).get("same") is True:
         return None
@@ -51,13 +50,18 @@ def other_bits(
     whole = _undivided(source, is_deterministic)
     how_run = (state, sources, is_deterministic, implementations)
     with _running(parts, *how_run) as a, _running(whole, *how_run) as b:
-        for iteration in range(ITERATIONS):
+        for iteration in iterations:
             label = _first_difference(a, b, fdg, iteration)
             if label is not None:
                 return label
     if key is not None:
         remember(key, {"same": True})
     return None
+
+
+def _iterations(total: int) -> tuple[int, ...]:
+    """The first ones, and the last: what waits for a number of steps has happened by then."""
+    return (0, 1, max(2, total - 1))
 
 
 def _undivided(source: Traced, is_deterministic: bool) -> FDG:

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from fragflow._jax import apart, is_key, plain_aval, wrapped_key
+from fragflow._jax import apart, as_summed, is_key, plain_aval, wrapped_key
 from fragflow.graph.ir import Parcel
 
 
@@ -27,11 +27,12 @@ def joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
 
     def reduce(*parts: Any) -> Sequence[Any]:
         # Summed in the order of replicas, whichever came first.
-        shaped = [part.reshape(aval.shape) for part in parts]
+        shaped = [as_summed(part.reshape(aval.shape)) for part in parts]
         total = shaped[0]
         for part in shaped[1:]:
             total = jnp.maximum(total, part) if parcel.collective == "reduce-max" else total + part
-        return (total / len(parts) if parcel.collective == "reduce-mean" else total,)
+        total = total / len(parts) if parcel.collective == "reduce-mean" else total
+        return (total.astype(aval.dtype),)
 
     return apart(reduce if parcel.join is None else gather)
 

@@ -61,12 +61,13 @@ def tried(
     if not is_divided(fdg):
         return NOT_DIVIDED
     if not is_wanted:
+        _refuse_unproven(fdg, "is switched off: leave it on")
         return SWITCHED_OFF
     began = time.perf_counter()
     key = key_of(fdg, "probe")
     known = _verdict(recall(key)) if key is not None else None
     if known is not None:
-        return Tried(text=f"{known}, remembered", verdict=known)
+        return Tried(text=f"{known}, remembered{_unproven(fdg)}", verdict=known)
     observer.phase("probing", 0, 1)
     try:
         verdict = probe(fdg, source, first=first, open_all=is_deterministic)
@@ -74,12 +75,33 @@ def tried(
         raise
     except Exception as error:  # it is there to find mistakes, not to make any
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        _refuse_unproven(fdg, f"fails ({words})")
         return Tried(text=f"could not be tried ({words})", seconds=time.perf_counter() - began)
     seconds = time.perf_counter() - began
     if key is not None:
         facts = {"states": verdict.states, "leaves": verdict.leaves, "worst": verdict.worst}
         remember(key, facts)
-    return Tried(text=f"{verdict}, {seconds:.1f} s", verdict=verdict, seconds=seconds)
+    text = f"{verdict}, {seconds:.1f} s{_unproven(fdg)}"
+    return Tried(text=text, verdict=verdict, seconds=seconds)
+
+
+def _unproven(fdg: FDG) -> str:
+    if not fdg.unproven:
+        return ""
+    return f"; tried, not proven: one {_holding(fdg)} each in {', '.join(fdg.unproven)}"
+
+
+def _refuse_unproven(fdg: FDG, why: str) -> None:
+    if fdg.unproven:
+        raise ReplicaError(
+            f"replicas of {', '.join(fdg.unproven)} hold one {_holding(fdg)} each, of which JAX "
+            "makes another program than of several: that it computes what the undivided one does "
+            f"can only be tried, and the probe {why}, or give every replica two"
+        )
+
+
+def _holding(fdg: FDG) -> str:
+    return "agent" if fdg.fragments[fdg.unproven[0]].over == "agents" else "environment"
 
 
 def key_of(fdg: FDG, *what: str) -> str | None:

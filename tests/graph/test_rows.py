@@ -1,0 +1,74 @@
+"""What looks like one row's work, and is not when it is vmapped: it is read, and refused."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fragflow as ff
+from graph.telling import refusal
+from graph.toy import Drift
+
+
+def rbg(key: jax.Array, impl: str = "rbg") -> jax.Array:
+    data = jax.random.key_data(key)
+    return jax.random.wrap_key_data(jnp.concatenate([data, data], -1), impl=impl)
+
+
+def noise(key: jax.Array) -> jax.Array:
+    return jax.random.normal(rbg(key), (3,))
+
+
+def split(key: jax.Array) -> jax.Array:
+    first, _ = jax.random.split(rbg(key, "unsafe_rbg"))
+    return jax.random.key_data(first).astype(jnp.float32)
+
+
+def folded(key: jax.Array) -> jax.Array:
+    return jax.random.key_data(jax.random.fold_in(rbg(key, "unsafe_rbg"), 3)).astype(jnp.float32)
+
+
+@jax.custom_batching.custom_vmap
+def centred(row: jax.Array) -> jax.Array:
+    return row
+
+
+@centred.def_vmap
+def _(_size, _is_batched, rows):
+    return rows - rows.mean(0), True
+
+
+DRAWN = "keys that are not threefry's"
+ROWS = {
+    "drawn in rows": (lambda t: jax.vmap(noise)(t.env.keys(t.key)), DRAWN),
+    "drawn in env.map": (lambda t: t.env.map(noise, t.env.keys(t.key)), DRAWN),
+    "split in rows": (lambda t: jax.vmap(split)(t.env.keys(t.key)), DRAWN),
+    "folded in rows": (lambda t: jax.vmap(folded)(t.env.keys(t.key)), DRAWN),
+    "a gamma in rows": (
+        lambda t: jax.vmap(lambda k: jax.random.gamma(rbg(k), 2.0))(t.env.keys(t.key)),
+        "random_gamma, which the replica check does not know",
+    ),
+    "another function for many": (lambda t: t.env.map(centred, t.x[0]), "one replica's"),
+}
+
+
+@pytest.mark.parametrize(("rows", "reason"), ROWS.values(), ids=ROWS)
+def test_rows_that_are_made_together_are_refused(rows, reason):
+    message = refusal(lambda t: ff.all_mean(jnp.mean(rows(t))))
+    assert message is not None
+    assert reason in message
+    assert "test_rows.py" in message
+
+
+def test_one_key_for_all_may_be_of_any_kind():
+    assert refusal(lambda t: jnp.mean(jax.random.normal(rbg(t.key), (3,)))) is None
+
+
+class Noisy(Drift):
+    def step(self, state, action, key):
+        return super().step(state + 0.1 * noise(key), action, key)
+
+
+def test_environments_that_draw_together_are_refused():
+    message = refusal(lambda t: ff.all_mean(jnp.mean(t.x)), environment=Noisy())
+    assert message is not None
+    assert DRAWN in message
