@@ -5,12 +5,14 @@
         --side now . .venv/bin/python
 
 The first side is what the others are measured against. A side's further words, NAME=VALUE, are
-environment variables of its own. Three things are timed: whole iterations of one program
-(`gpu-only`) and of fragments (`single-learner-coarse`), compiled before, and the first command of
-the README from start to end, without a cache of compiled programs.
+environment variables of its own. What is timed: whole iterations of one program (`gpu-only`) and
+of fragments (`single-learner-coarse`), compiled before; and from start to end, without a cache of
+compiled programs, the first command of the README, one that trains hardly at all, and `fragflow
+show` for 128 workers.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import subprocess
@@ -22,9 +24,17 @@ from typing import Any
 
 import measure
 
-PARTS = ("fused", "coarse", "demo")
 START = "import sys; from fragflow.tools.cli import main; sys.exit(main())"
-DEMO = ("-c", START, "train", "ppo", "--env", "CartPole-v1", "--total-steps", "524288")
+TRAIN = "train ppo --env CartPole-v1 --total-steps"
+COMMANDS = {
+    "demo": ("the README's first command, from start to end", f"{TRAIN} 524288"),
+    "start": ("a training of 2,048 steps, from start to end", f"{TRAIN} 2048"),
+    "show": (
+        "fragflow show for 128 workers",
+        "show ppo --env CartPole-v1 --policy single-learner-coarse --workers 128 --num-envs 1024",
+    ),
+}
+PARTS = ("fused", "coarse", *COMMANDS)
 TARGET = 1.03
 
 
@@ -119,13 +129,15 @@ def _served(
     return data | {"versions": versions}
 
 
-def _demo(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
+def _command(part: str, sides: Sequence[Side], rounds: int) -> dict[str, Any]:
+    title, words = COMMANDS[part]
     with tempfile.TemporaryDirectory() as folder:
 
         def trained(side: Side) -> measure.Sample:
             variables = os.environ | side.environment() | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-            run_dir = tempfile.mkdtemp(dir=folder)
-            command = [side.python, *DEMO, "--run-dir", str(Path(run_dir) / "run")]
+            command = [side.python, "-c", START, *words.split()]
+            if words.startswith("train"):
+                command += ["--run-dir", str(Path(tempfile.mkdtemp(dir=folder)) / "run")]
             return measure.timed(
                 lambda: subprocess.run(
                     command, check=True, env=variables, stdout=subprocess.DEVNULL
@@ -133,10 +145,14 @@ def _demo(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
             )
 
         runs = {side.name: (lambda side=side: trained(side)) for side in sides}
-        return _compared("the README's first command, from start to end", runs, rounds)
+        return _compared(title, runs, rounds)
 
 
-_PARTS = {"fused": _fused, "coarse": _coarse, "demo": _demo}
+_PARTS = {
+    "fused": _fused,
+    "coarse": _coarse,
+    **{part: functools.partial(_command, part) for part in COMMANDS},
+}
 
 
 def _compared(

@@ -130,6 +130,13 @@ CASTS = {
     "of bytes to a complex number": lambda t: (
         ff.all_sum(jnp.sum(jnp.uint8(90) * (t.x > 0), dtype=jnp.uint8).astype(jnp.complex64)).real
     ),
+    "of bytes in a product": lambda t: ff.all_sum(
+        lax.dot(
+            jnp.sum(jnp.uint8(90) * (t.x > 0), (0, 1), dtype=jnp.uint8)[None],
+            jnp.ones((3, 1), jnp.uint8),
+            preferred_element_type=jnp.float32,
+        )
+    ),
     "by division": lambda t: ff.all_sum(jnp.sum((t.x > 0).astype(jnp.int32)) // 3),
     "by rounding": lambda t: ff.all_sum(jnp.round(jnp.sum(t.x, (0, 1)))),
 }
@@ -316,6 +323,12 @@ def test_what_env_map_may_not_use(expression):
     reason = refusal(expression)
     assert reason is not None
     assert "test_sound.py" in reason
+
+
+def test_what_xla_may_round_to_the_other_side_is_not_known():
+    """The compiler computes constants with NumPy, whose last digits are others."""
+    assert refusal(lambda t: ff.all_sum(jnp.floor(jnp.float32(t.n) + 0.5) * 0.1)) is None
+    assert refusal(lambda t: ff.all_sum(jnp.floor(jnp.exp(jnp.log(jnp.float32(t.n))))))
 
 
 def divided(algorithm, policy, workers=2, num_envs=8, learners=1, **options):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -79,8 +80,10 @@ def _equal(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, Jaxpr | ClosedJaxpr) and isinstance(b, Jaxpr | ClosedJaxpr):
         return digest(closed_jaxpr(a)) == digest(closed_jaxpr(b))
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.array_equal(a, b)
+    if isinstance(a, np.ndarray | jax.Array) and isinstance(b, np.ndarray | jax.Array):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, tuple | list) and type(a) is type(b):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
     try:
         if bool(a == b):
             return True
@@ -94,29 +97,37 @@ def precondition(pair: Pair, kinds: Sequence[Kind], entry: Entry) -> Kind | None
     """Why these operands may not be here, if they may not."""
     if not same_parameters(pair):
         return mixed(STRUCTURE, pair.line)
-    for kind in kinds:
+    for kind, variable in zip(kinds, pair.a.invars, strict=True):
+        dtype = variable.aval.dtype
         if kind.tag is Tag.PARTIAL:
             proof = entry.linear if kind.reduction == "sum" else entry.monotone
-            if not proof or not _is_exact(pair, kind):
+            if not proof or not _is_exact(pair, kind, dtype):
                 return mixed(LOCAL, kind.line)
         elif kind.tag is Tag.ROW:
             if not entry.numbers:
                 return mixed(kind.reason, kind.line)
-        elif kind.degree and not kind.zero and not (entry.homogeneous and _is_exact(pair, kind)):
+        elif (
+            kind.degree
+            and not kind.zero
+            and not (entry.homogeneous and _is_exact(pair, kind, dtype))
+        ):
             return mixed(COUNT, pair.line)
     return None
 
 
-def _is_exact(pair: Pair, kind: Kind) -> bool:
-    """Whether this does to a value what it would do to exact numbers."""
-    old = pair.a.invars[0].aval.dtype
+_CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
+"""what may give its results in another type than its operands have"""
+
+
+def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
+    """Whether this does to a value, of type `old`, what it would do to exact numbers."""
     # What has no negative numbers, or few bits, wraps around: at other places in parts than in all.
     wraps = old.kind == "u" or (old.kind == "i" and old.itemsize < 4)
     if pair.name in ("neg", "add", "add_any", "sub"):
         return not (wraps and kind.tag is Tag.PARTIAL and kind.reduction != "sum")
     if pair.name == "div":
         return bool(jnp.issubdtype(old, jnp.inexact))
-    if pair.name != "convert_element_type":
+    if pair.name not in _CASTS:
         return True
     new = pair.a.outvars[0].aval.dtype
     if old == new:
