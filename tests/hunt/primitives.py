@@ -66,7 +66,7 @@ NOT_DRAWN: Mapping[str, str] = {
         """
         call call_exported call_hi_primitive call_hi_primitive_linearized closed_call composite
         create_linear custom_jvp_call_jaxpr custom_lin custom_partitioning custom_vmap_call
-        eval_jaxpr linear_call xla_metadata_value remat_opt zeros_like unreachable 
+        eval_jaxpr linear_call xla_metadata_call xla_metadata_value remat_opt zeros_like unreachable
         """,
         TRANSFORMED,
     ),
@@ -86,14 +86,18 @@ NOT_DRAWN: Mapping[str, str] = {
         "select_and_scatter select_and_gather_add ragged_dot_general",
         "is made by derivatives of derivatives; it has no rule and is refused",
     ),
-    **_each("eq_to", "orders values inside sort only"),
+    **_each("eq_to le_to lt_to", "orders values inside sort only"),
     **_each("polynomial", "is made inside lowerings only"),
 }
 """by primitive, why the generator has no case for it"""
+DRAWN_BY_SOME = frozenset(("call_hi_primitive", "polynomial", "le_to", "lt_to"))
+"""of these, what the functions of some versions of JAX make"""
 
 
 def all_primitives() -> set[str]:
     """Names of all primitives that JAX has here, as far as the public modules bring them."""
     own = {"all_reduce", "host_call", "host_program"}  # and those of flax, where it is imported
     own |= {"get_variable", "new_variable", "set_variable"}
-    return {p.name for p in gc.get_objects() if isinstance(p, core.Primitive)} - own
+    names = {p.name for p in gc.get_objects() if isinstance(p, core.Primitive)} - own
+    # Derivatives of other primitives, made as they are needed.
+    return {name for name in names if not name.startswith("vjp_node[")}

@@ -121,6 +121,20 @@ def test_the_order_of_answers_changes_nothing(first: int) -> None:
     )
 
 
+class OneByOne(Toy):
+    """Acts otherwise where there is one environment: no program of that size was compared."""
+
+    def act(self, w: jax.Array, obs: jax.Array, keys: jax.Array) -> jax.Array:
+        return super().act(w, obs, keys) ^ (obs.shape[0] == 1)
+
+
+@pytest.mark.probed
+def test_one_at_a_time_is_tried() -> None:
+    train(Toy(), Shuffled(), 1, iterations=1)
+    with pytest.raises(FragflowError, match=r"one environment at a time.*test_turns\.py"):
+        train(OneByOne(), Shuffled(), 1, iterations=1)
+
+
 def test_bits_are_equal_where_they_must_be() -> None:
     """Deterministic blocks do not depend on the batch, so not on who comes first."""
     in_order = train(SMALL_PPO, HostDrift(), None, deterministic=True)

@@ -52,11 +52,6 @@ NO_AXES = Axes(of_fragments={})
 
 def axes_of(source: Traced, placed: Sequence[Placed], blocks: Sequence[int]) -> Axes:
     """The pairs for these fragments, which may compute in `blocks` of so many environments."""
-    if 1 in blocks:
-        raise ReplicaError(
-            "what is computed for one environment at a time can neither be compared with the "
-            "undivided program nor tried: give first at least 2"
-        )
     whole = max(source.total, source.num_envs)  # an asynchronous worker's program is a part of it
     sizes = {p.num_envs for p in placed if p.over == "environments"} | {source.num_envs}
     parts = sorted(size for size in sizes if size < whole)

@@ -16,12 +16,14 @@ from typing import Any
 from fragflow.errors import ReplicaError
 from fragflow.graph import culprit, double, play, relation, stand_in
 from fragflow.graph import probe as probe_module
+from fragflow.graph.extent import Extent
 from fragflow.graph.fingerprint import fingerprint
 from fragflow.graph.ir import FDG
 from fragflow.graph.probe import Verdict, is_divided, probe
 from fragflow.graph.traced import Traced
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.remembered import recall, remember
+from fragflow.runtime.selftest import operation_that_differs
 
 PACKAGES = ("fragflow", "jax", "jaxlib", "numpy")
 HOW = (culprit, double, play, probe_module, relation, stand_in)
@@ -58,6 +60,7 @@ def tried(
     `graph` is the lockstep graph of the run, and what was cut; `first` its first state.
     """
     fdg, source = graph()
+    _try_turns(fdg)
     if not is_divided(fdg):
         return NOT_DIVIDED
     if not is_wanted:
@@ -89,6 +92,18 @@ def _unproven(fdg: FDG) -> str:
     if not fdg.unproven:
         return ""
     return f"; tried, not proven: one {_holding(fdg)} each in {', '.join(fdg.unproven)}"
+
+
+def _try_turns(fdg: FDG) -> None:
+    """Tries what the check has not compared: work on one environment at a time."""
+    for fragment in fdg.fragments.values():
+        line = operation_that_differs(fragment, Extent(1)) if fragment.first == 1 else None
+        if line is not None:
+            raise ReplicaError(
+                f"one environment at a time, fragment {fragment.name!r} computes something else "
+                f"than for all of them together (at {line}): give first at least 2, or have it "
+                "work on each environment by itself"
+            )
 
 
 def _refuse_unproven(fdg: FDG, why: str) -> None:

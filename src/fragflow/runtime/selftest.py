@@ -1,14 +1,16 @@
-"""Whether replicas give the same bits as one big batch: tried, component by component."""
+"""Whether parts of a batch give what one big batch does: tried, operation by operation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import (
     Eqn,
     Jaxpr,
+    Literal,
     bind,
     calls_back,
     component_of,
@@ -16,6 +18,7 @@ from fragflow._jax import (
     contains_host_call,
     inner_jaxprs,
     is_key,
+    raw_key,
     source_line,
 )
 from fragflow.graph.extent import Extent
@@ -30,9 +33,23 @@ def components_with_other_bits(
     different = {
         name
         for name, a, b in _pairs(whole, local)
-        if is_replicated(name) and not _same_bits(a, b, sizes)
+        if is_replicated(name) and not _are_alike(a, b, sizes, _is_same)
     }
     return tuple(sorted(different))
+
+
+def operation_that_differs(fragment: Fragment, local: Extent) -> str | None:
+    """Where rows of a fragment are computed otherwise, `local` of them at a time, by more than
+    rounding: the first such operation's line."""
+    whole = fragment.extent
+    constants = {c.output: (c.arrays[whole], c.arrays[local]) for c in fragment.constants}
+    for op in walk((fragment.loop,)):
+        if isinstance(op, Op) and {whole, local} <= op.eqns.keys():
+            a, b = op.eqns[whole], op.eqns[local]
+            known = {i: constants[v] for i, v in enumerate(op.inputs) if v in constants}
+            if not _are_alike(a, b, (whole.envs, local.envs), _is_near, known):
+                return source_line(a) or op.path
+    return None
 
 
 _EXACT = frozenset(
@@ -93,7 +110,27 @@ def _row_axes(
     return axes
 
 
-def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
+def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def _is_near(a: np.ndarray, b: np.ndarray) -> bool:
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return np.array_equal(a, b)
+    return np.allclose(a.astype(np.complex128), b, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def _are_alike(
+    a: Eqn,
+    b: Eqn,
+    sizes: tuple[int, int],
+    is_alike: Callable[[np.ndarray, np.ndarray], bool],
+    known: Mapping[int, tuple[Any, Any]] | None = None,
+) -> bool:
+    """Whether rows come out alike for random inputs, all together and some at a time.
+
+    Constants are not random: `known` are those of both, by position.
+    """
     ins, outs = _row_axes(a.invars, b.invars, sizes), _row_axes(a.outvars, b.outvars, sizes)
     if ins is None or outs is None or None in outs or contains_all_reduce(a):
         return True  # not row-wise: such a component sees all environments, or is reduced anyway
@@ -103,18 +140,32 @@ def _same_bits(a: Eqn, b: Eqn, sizes: tuple[int, int]) -> bool:
         return False  # cannot be tried: it may do anything
     rng = np.random.default_rng(0)
     args = [_random(v.aval, rng, axis) for v, axis in zip(a.invars, ins, strict=True)]
+    literals = {
+        i: (x.val, y.val)
+        for i, (x, y) in enumerate(zip(a.invars, b.invars, strict=True))
+        if isinstance(x, Literal) and isinstance(y, Literal)
+    }
+    fixed = {i: both for i, both in {**(known or {}), **literals}.items() if ins[i] is None}
+    for i, (value, _) in fixed.items():
+        args[i] = _plain(value)
     whole = _run(a, args)
     for k in range(sizes[0] // sizes[1]):
         local_args = [
             arg if axis is None else np.take(arg, np.arange(k * sizes[1], (k + 1) * sizes[1]), axis)
             for arg, axis in zip(args, ins, strict=True)
         ]
+        for i, (_, value) in fixed.items():
+            local_args[i] = _plain(value)
         for full, part, axis in zip(whole, _run(b, local_args), outs, strict=True):
             assert axis is not None
             rows = np.take(full, np.arange(k * sizes[1], (k + 1) * sizes[1]), axis)
-            if rows.tobytes() != part.tobytes():
+            if not is_alike(rows, part):
                 return False
     return True
+
+
+def _plain(value: Any) -> np.ndarray:
+    return np.asarray(raw_key(value) if hasattr(value, "dtype") and is_key(value) else value)
 
 
 def _run(eqn: Eqn, args: Sequence[np.ndarray]) -> list[np.ndarray]:
