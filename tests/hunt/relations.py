@@ -168,7 +168,8 @@ def broken(kind: Kind, whole: Any, parts: Sequence[Any], sizes: Sizes, tolerance
         if kind.tag is Tag.PARTIAL:
             # Numbers are believed to be finite: inf and -inf, of two parts, are no sum.
             finite = np.all([np.isfinite(p) for p in ls], 0) if kind.reduction == "sum" else True
-            return _apart(*(np.where(finite, x, 0) for x in (w, reduced(ls, kind))), tolerance)
+            total = np.where(finite, reduced(ls, kind), 0)
+            return _apart(np.where(finite, w, 0), total, tolerance)
         return _first(_apart(w, _times(p, kind.degree, sizes.replicas), tolerance) for p in ls)
     axis = kind.axis
     sized = [i for i, (x, y) in enumerate(zip(w.shape, ls[0].shape, strict=True)) if x != y]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fragflow as ff
-from fragflow._jax import reduce_over_axis
+from fragflow._all_reduce import reduce_over_axis
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, run
 from graph.toy import Drift

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import jax
 
-from fragflow._jax import all_reduce
+from fragflow._all_reduce import all_reduce
 
 Tree = TypeVar("Tree")
 

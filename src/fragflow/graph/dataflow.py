@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fragflow._jax import all_reduce_p, contains_all_reduce, is_key
+from fragflow._all_reduce import all_reduce_p
+from fragflow._jax import contains_all_reduce, is_key
 from fragflow.graph.ir import Carry, Constant, Loop, Op, Program, Value, walk, walk_with_trips
 
 FREE = "*"

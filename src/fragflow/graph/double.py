@@ -15,17 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fragflow._all_reduce import all_reduce_p, reduce_over_axis
 from fragflow._jax import (
     ClosedJaxpr,
     Eqn,
     Literal,
-    all_reduce_p,
     bind,
     branches_of,
     called_by,
     closed_jaxpr,
     is_key,
-    reduce_over_axis,
     scan_of,
     solver_of,
     while_of,

@@ -7,13 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from fragflow._all_reduce import all_reduce_p, reduce_over_axis
 from fragflow._jax import (
     REPLICA_AXIS,
     ClosedJaxpr,
     Eqn,
-    all_reduce_p,
     bind,
-    reduce_over_axis,
     with_axis_reductions,
     with_kernels,
     without_barriers,

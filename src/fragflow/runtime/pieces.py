@@ -6,7 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from fragflow._jax import apart, as_summed, is_key, plain_aval, wrapped_key
+from fragflow._all_reduce import as_summed
+from fragflow._jax import apart, is_key, plain_aval, wrapped_key
 from fragflow.graph.ir import Parcel
 
 
