@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fragflow as ff
+from fragflow.graph.guards import _equal
 from graph.telling import refusal
 from graph.toy import Drift
 
@@ -72,3 +74,25 @@ def test_environments_that_draw_together_are_refused():
     message = refusal(lambda t: ff.all_mean(jnp.mean(t.x)), environment=Noisy())
     assert message is not None
     assert DRAWN in message
+
+
+def own_entries(dtype):
+    def tell(t):
+        which = (t.x[0, :, 0] > 0).astype(dtype)
+        return ff.all_mean(jnp.mean(t.x[1][jnp.arange(t.n).astype(dtype), which]))
+
+    return tell
+
+
+def test_row_numbers_that_wrap_around_are_no_row_numbers():
+    assert refusal(own_entries(jnp.uint16), num_envs=512) is None
+    assert refusal(own_entries(jnp.uint8), num_envs=512) is not None
+
+
+def test_long_parameters_are_compared_entry_by_entry():
+    """Their text leaves out the middle."""
+    one, other = np.arange(2000), np.arange(2000)
+    other[1000] = 0
+    assert str(one) == str(other)
+    assert _equal((one,), (one.copy(),))
+    assert not _equal((one,), (other,))

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fragflow import _all_reduce
 from fragflow.errors import ReplicaError
 from fragflow.graph import culprit, double, play, relation, stand_in
 from fragflow.graph import probe as probe_module
@@ -26,7 +27,7 @@ from fragflow.runtime.remembered import recall, remember
 from fragflow.runtime.selftest import operation_that_differs
 
 PACKAGES = ("fragflow", "jax", "jaxlib", "numpy")
-HOW = (culprit, double, play, probe_module, relation, stand_in)
+HOW = (_all_reduce, culprit, double, play, probe_module, relation, stand_in)
 """modules that try: with others, it has not been tried"""
 
 
