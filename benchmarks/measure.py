@@ -146,6 +146,30 @@ def interleaved(runs: Mapping[str, Callable[[], Sample]], repeats: int) -> dict[
     return samples
 
 
+def print_seconds(title: str, samples: Mapping[str, Sequence[Sample]]) -> None:
+    """A row for each side: wall-clock and CPU seconds."""
+    print_table(
+        title,
+        ("", "median s", "fastest", "slowest", "CPU s"),
+        [
+            (
+                name,
+                *(f"{f(seconds_of(all_)):.3f}" for f in (statistics.median, min, max)),
+                f"{statistics.median(cpu_seconds_of(all_)):.2f}",
+            )
+            for name, all_ in samples.items()
+        ],
+    )
+
+
+def seconds_of(samples: Sequence[Sample]) -> list[float]:
+    return [s.seconds for s in samples]
+
+
+def cpu_seconds_of(samples: Sequence[Sample]) -> list[float]:
+    return [s.cpu_seconds or 0.0 for s in samples]
+
+
 def median(samples: Sequence[Sample]) -> float:
     return statistics.median(s.seconds for s in samples)
 

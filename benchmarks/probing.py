@@ -11,7 +11,6 @@ probe again, when it is remembered.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,19 +40,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: (lambda name=name: _sample(name, folder)) for name in SIDES}
         samples = measure.interleaved(runs, options.rounds)
-    seconds = {name: [s.seconds for s in all_] for name, all_ in samples.items()}
-    cpu = {name: [s.cpu_seconds or 0.0 for s in all_] for name, all_ in samples.items()}
-    measure.print_table(
-        f"PPO, {POLICY}, {WORKERS} workers, {ENVS} environments, {options.rounds} rounds",
-        ("", "median s", "fastest", "slowest", "CPU s"),
-        [
-            (
-                name,
-                *(f"{f(seconds[name]):.2f}" for f in (statistics.median, min, max)),
-                f"{statistics.median(cpu[name]):.2f}",
-            )
-            for name in SIDES
-        ],
+    seconds = {name: measure.seconds_of(all_) for name, all_ in samples.items()}
+    measure.print_seconds(
+        f"PPO, {POLICY}, {WORKERS} workers, {ENVS} environments, {options.rounds} rounds", samples
     )
     ratios: dict[str, Any] = {}
     for name in SIDES[1:]:

@@ -14,7 +14,6 @@ show` for 128 workers.
 import argparse
 import functools
 import os
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -159,21 +158,10 @@ def _compared(
     title: str, runs: dict[str, Callable[[], measure.Sample]], rounds: int
 ) -> dict[str, Any]:
     samples = measure.interleaved(runs, rounds)
-    seconds = {name: [s.seconds for s in all_] for name, all_ in samples.items()}
-    cpu = {name: [s.cpu_seconds or 0.0 for s in all_] for name, all_ in samples.items()}
+    seconds = {name: measure.seconds_of(all_) for name, all_ in samples.items()}
+    cpu = {name: measure.cpu_seconds_of(all_) for name, all_ in samples.items()}
     first, *others = samples
-    measure.print_table(
-        f"{title}, {rounds} rounds",
-        ("", "median s", "fastest", "slowest", "CPU s"),
-        [
-            (
-                name,
-                *(f"{f(seconds[name]):.3f}" for f in (statistics.median, min, max)),
-                f"{statistics.median(cpu[name]):.2f}",
-            )
-            for name in samples
-        ],
-    )
+    measure.print_seconds(f"{title}, {rounds} rounds", samples)
     ratios: dict[str, Any] = {}
     for name in others:
         ratio, low, high = measure.ratio_of_medians(seconds[name], seconds[first])

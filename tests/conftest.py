@@ -14,6 +14,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import jax
@@ -36,18 +37,42 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
 
-COMPILED_QUICKLY = ("docs", "graph", "hunt", "remote", "unit")
+COMPILED_QUICKLY = ("cli", "docs", "graph", "hunt", "remote", "unit")
 """folders whose programs are compiled with few optimisations: most of the time would go there"""
 
 
+_compiled_in = {"least time": False}
+IN_THE_LEAST_TIME = ("cli", "docs", "graph", "hunt", "unit")
+"""of these, folders whose programs are compiled as the probe's are, which processes do not know"""
+
+
+@pytest.fixture(scope="session")
+def least_time() -> None:
+    """JAX has no setting for it."""
+    from jax._src import compiler  # noqa: TID251
+
+    from fragflow.graph.double import _least_time
+
+    options, more = compiler.get_compile_options, _least_time()
+
+    def get_compile_options(*args: Any, **kwargs: Any) -> Any:
+        if _compiled_in["least time"]:
+            kwargs["env_options_overrides"] = more | (kwargs.get("env_options_overrides") or {})
+        return options(*args, **kwargs)
+
+    compiler.get_compile_options = get_compile_options
+
+
 @pytest.fixture(autouse=True)
-def compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+def compile_quickly(request: pytest.FixtureRequest, least_time: None) -> Iterator[None]:
     """Tests that compare bits of real runs, or that compute for long, are not compiled so."""
     has = request.node.get_closest_marker
     is_quick = request.path.parent.name in COMPILED_QUICKLY and not has("optimised")
     jax.config.update("jax_disable_most_optimizations", is_quick or has("quick") is not None)
+    _compiled_in["least time"] = is_quick and request.path.parent.name in IN_THE_LEAST_TIME
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+    _compiled_in["least time"] = False
 
 
 @pytest.fixture(autouse=True)

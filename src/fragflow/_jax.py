@@ -32,6 +32,7 @@ for _file in (
     "_jax.py",
     "_all_reduce.py",
     "api/component.py",
+    "api/host.py",
     "api/reduce.py",
     "api/rows.py",
     "api/vector.py",
@@ -280,14 +281,6 @@ def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
-def solver_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
-    """What a `custom_linear_solve` runs, and which of its inputs that takes."""
-    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-    before = lengths.matvec + lengths.vecmat
-    consts = range(before, before + lengths.solve)
-    return closed_jaxpr(jaxprs.solve), (*consts, *range(sum(lengths), len(eqn.invars)))
-
-
 def constants_of(eqn: Eqn) -> Iterator[Any]:
     """The arrays that programs within `eqn` close over, at any depth, and large literals."""
     for value in eqn.params.values():
@@ -327,9 +320,15 @@ def bind(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
     return list(result) if eqn.primitive.multiple_results else [result]
 
 
+_PACKAGE = Path(__file__).parent
+_LIKE_USERS = tuple(f"{_PACKAGE / name}/" for name in ("algorithms", "environments", "ops"))
+
+
 def source_line(eqn: Eqn) -> str:
-    """`file:line (function)` of the user's code that made this equation."""
-    return source_info_util.summarize(eqn.source_info)
+    """`file:line (function)` of the user's code that made this equation; empty if ours did."""
+    line = source_info_util.summarize(eqn.source_info)
+    is_ours = line.startswith(f"{_PACKAGE}/") and not line.startswith(_LIKE_USERS)
+    return "" if is_ours else line
 
 
 def is_key(aval: Any) -> bool:

@@ -6,8 +6,11 @@ import pytest
 from jax import lax
 
 import fragflow as ff
+from fragflow import ops
+from fragflow._jax import source_line
 from fragflow.errors import GraphError, ReplicaError, TraceError
 from fragflow.graph.cut import cut
+from fragflow.graph.double import in_double, wide
 from fragflow.graph.traced import traced
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift, Toy
@@ -205,3 +208,16 @@ def test_one_table_that_all_environments_write_into_is_refused(method):
 
     with pytest.raises(ReplicaError, match="in one place"):
         build(Toy(report=table), "gpu-only")
+
+
+def test_no_line_of_ours_stands_for_a_user_s():
+    """What the compiler itself adds has no line; algorithms and operations are read like users'."""
+
+    def line_of(function):
+        (eqn, *_) = jax.make_jaxpr(function)(jnp.zeros(3, jnp.float16)).jaxpr.eqns
+        return source_line(eqn)
+
+    with in_double():
+        assert line_of(wide) == ""
+    assert "test_replica_check.py" in line_of(lambda x: x + 1)
+    assert "fragflow/ops/" in line_of(lambda x: ops.standardise(x))

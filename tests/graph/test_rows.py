@@ -61,6 +61,12 @@ def test_rows_that_are_made_together_are_refused(rows, reason):
     assert "test_rows.py" in message
 
 
+def test_keys_are_not_reduced():
+    message = refusal(lambda t: jax.random.normal(ff.all_mean(jax.random.fold_in(t.key, 1)), (3,)))
+    assert message is not None
+    assert "is a random key, to which all_mean is applied" in message
+
+
 def test_one_key_for_all_may_be_of_any_kind():
     assert refusal(lambda t: jnp.mean(jax.random.normal(rbg(t.key), (3,)))) is None
 
@@ -96,3 +102,28 @@ def test_long_parameters_are_compared_entry_by_entry():
     assert str(one) == str(other)
     assert _equal((one,), (one.copy(),))
     assert not _equal((one,), (other,))
+
+
+def diagonal(x: jax.Array) -> jax.Array:
+    """x[j, j] of row j, by one array of row numbers in both columns of the index."""
+    both = jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], 2), 0)
+    numbers = jax.lax.GatherDimensionNumbers(
+        offset_dims=(), collapsed_slice_dims=(0, 1), start_index_map=(0, 1)
+    )
+    return jax.lax.gather(x, both, numbers, (1, 1), mode="clip")
+
+
+def with_diagonal(x: jax.Array) -> jax.Array:
+    both = jnp.broadcast_to(jnp.arange(x.shape[0])[:, None], (x.shape[0], 2))
+    numbers = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(), inserted_window_dims=(0, 1), scatter_dims_to_operand_dims=(0, 1)
+    )
+    return jax.lax.scatter(x, both, jnp.ones(x.shape[0]), numbers, mode="drop")
+
+
+@pytest.mark.parametrize("entries", [diagonal, with_diagonal])
+def test_a_row_number_finds_the_row_and_nothing_else(entries):
+    message = refusal(lambda t: ff.all_mean(jnp.mean(entries(t.x[1]))))
+    assert message is not None
+    assert "numbers a replica's environments" in message
+    assert "test_rows.py" in message

@@ -124,6 +124,18 @@ CASTS = {
     "to a truth": lambda t: ff.all_sum((10 * jnp.sum(t.x)).astype(bool).astype(jnp.float32)),
     "to a narrower type": lambda t: ff.all_mean(jnp.mean(t.x, (0, 1)).astype(jnp.bfloat16)),
     "of digits": lambda t: ff.all_mean(lax.reduce_precision(jnp.mean(t.x, (0, 1)), 5, 2)),
+    "a sum in four bits": lambda t: ff.all_sum(
+        jnp.sum((t.x > 0).astype(jnp.int4), (0, 1), dtype=jnp.int4).astype(jnp.float32)
+    ),
+    "a sum in two bits": lambda t: ff.all_sum(
+        jnp.sum((t.x > 0).astype(jnp.uint2), (0, 1), dtype=jnp.uint2).astype(jnp.int32)
+    ),
+    "a maximum in four bits": lambda t: ff.all_max(
+        jnp.max((4 * t.x).astype(jnp.int4), (0, 1)) + jnp.int4(5)
+    ).astype(jnp.float32),
+    "a minimum in four bits": lambda t: (
+        -ff.all_max(-jnp.min(jnp.abs(4 * t.x).astype(jnp.uint4), (0, 1))).astype(jnp.float32)
+    ),
     "from few bits": lambda t: ff.all_sum(
         jnp.sum((t.x > 0).astype(jnp.int8) * 100, dtype=jnp.int8).astype(jnp.float32)
     ),

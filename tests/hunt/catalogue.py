@@ -133,6 +133,7 @@ def _args(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 METHODS = ("set", "add", "subtract", "multiply", "max", "min", "divide")
+OPERATIONS = ("sum", "max", "min", "set")
 MODES = ("fill", "clip", "drop", "wrap", None)
 
 SPECIAL: dict[str, Arguments] = {
@@ -267,6 +268,19 @@ SPECIAL: dict[str, Arguments] = {
     ),
     "hunt.forms.at_get_last": lambda d: _args(
         d.matrix(1), d.places(), d.one_of(("fill", "clip")), d.one_of((None, d.number()))
+    ),
+    "hunt.forms.gathered": lambda d: _args(
+        d.matrix(2), d.places_or(), d.integer(1, 3), d.chance(0.5)
+    ),
+    "hunt.forms.gathered_own": lambda d: _args(d.rows(), d.integer(1, 3), d.chance(0.5)),
+    "hunt.forms.scattered": lambda d: _args(
+        d.matrix(2), d.places_or(), d.number(), d.integer(1, 3), d.one_of(OPERATIONS)
+    ),
+    "hunt.forms.scattered_own": lambda d: _args(
+        d.rows(), d.number(), d.integer(1, 3), d.one_of(OPERATIONS)
+    ),
+    "hunt.forms.indexed_each": lambda d: _args(
+        d.matrix(2), d.places_or(), d.axis(), d.integer(0, 9)
     ),
     "hunt.forms.own_row": lambda d: _args(d.rows(), d.row_places()),
     "hunt.forms.per_row": lambda d: _args(d.rows(), d.row_places()),

@@ -32,6 +32,8 @@ REFUSED_TRIED = 0.15
 MOST_STEPS, ATTEMPTS = 3, 12
 PORTION = 500
 """draws after which counts are kept"""
+WITHOUT_OPERANDS = ("empty", "iota", "platform_index")
+"""primitives that are not counted, since what is counted are kinds of operands"""
 DIRECTED = 10**8
 """where indices of draws of one primitive begin"""
 
@@ -198,7 +200,7 @@ def enough_of_each(found: Found, least: int, seed: int, keep: Callable[[], None]
         met = Counter[str]()
         for (primitive, _), count in found.seen.items():
             met[primitive] += count
-        return [p for p in sorted(makers()) if met[p] < least]
+        return [p for p in sorted(makers()) if met[p] < least and p not in WITHOUT_OPERANDS]
 
     for primitive in seldom():
         names = makers()[primitive]

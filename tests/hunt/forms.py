@@ -75,6 +75,59 @@ def own_row(x: Any, i: Any) -> Any:
     return x[jnp.arange(x.shape[0]), i]
 
 
+def _columns(i: Any, columns: int) -> Any:
+    """The same indices in every column of an index of several axes."""
+    i = jnp.asarray(i)
+    return jnp.broadcast_to(i[..., None], (*i.shape, columns))
+
+
+def gathered(x: Any, i: Any, columns: int, swapped: bool) -> Any:
+    """An index that NumPy's way of writing does not make: its columns are one broadcast array."""
+    axes = tuple(range(columns))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(jnp.ndim(i), jnp.ndim(i) + x.ndim - columns)),
+        collapsed_slice_dims=axes,
+        start_index_map=axes[::-1] if swapped else axes,
+    )
+    return lax.gather(x, _columns(i, columns), numbers, (1,) * columns + x.shape[columns:])
+
+
+def gathered_own(x: Any, columns: int, swapped: bool) -> Any:
+    return gathered(x, jnp.arange(x.shape[0]), columns, swapped)
+
+
+def scattered(x: Any, i: Any, y: Any, columns: int, op: str) -> Any:
+    axes = tuple(range(columns))
+    rank = jnp.ndim(i)
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(rank, rank + x.ndim - columns)),
+        inserted_window_dims=axes,
+        scatter_dims_to_operand_dims=axes,
+    )
+    updates = jnp.broadcast_to(jnp.asarray(y, x.dtype), (*jnp.shape(i), *x.shape[columns:]))
+    write = {"sum": lax.scatter_add, "max": lax.scatter_max, "min": lax.scatter_min}
+    return write.get(op, lax.scatter)(x, _columns(i, columns), updates, numbers)
+
+
+def scattered_own(x: Any, y: Any, columns: int, op: str) -> Any:
+    return scattered(x, jnp.arange(x.shape[0]), y, columns, op)
+
+
+INDEXING: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda row, j: row[j],
+    lambda row, j: lax.dynamic_slice_in_dim(row, j, 1),
+    lambda row, j: row.at[j].set(2.0),
+    lambda row, j: row.at[j].add(1.0),
+    lambda row, j: lax.dynamic_update_slice_in_dim(row, row[:1] + 1, j, 0),
+)
+
+
+def indexed_each(x: Any, i: Any, axis: int, k: int) -> Any:
+    """Along any axis, each entry by an index of its own, or all by the same."""
+    in_axes = (axis, 0 if jnp.ndim(i) else None)
+    return jax.vmap(INDEXING[k % len(INDEXING)], in_axes)(x, i)
+
+
 def at(x: Any, i: Any, y: Any, method: str, mode: str | None) -> Any:
     return getattr(x.at[i], method)(y, mode=mode)
 

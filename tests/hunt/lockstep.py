@@ -176,7 +176,8 @@ class Lockstep:
 def reduced(operation: str, parts: list[Any]) -> Any:
     """What `all_...` gives to every replica."""
     stacked = np.stack([np.asarray(p) for p in parts])
-    if operation == "max":
+    # A mean of whole numbers is that of equal ones, in a run too: their sum may wrap around.
+    if operation == "max" or (operation == "mean" and stacked.dtype.kind in "biu"):
         return stacked.max(0)
     total = stacked.sum(0, dtype=stacked.dtype)
     return total if operation == "sum" else np.asarray(total / len(parts)).astype(stacked.dtype)

@@ -1,81 +1,92 @@
-"""Holes made on purpose: a rule of the analysis without what it refuses.
+"""Holes made on purpose: a rule of the analysis without one of the things that it refuses.
 
-The hunt is as good as what it would find. A rule is replaced by one that, where the right one says
-that nothing is known, lets the operand's kind through: as if its restrictions had been forgotten.
+The hunt is as good as what it would find. A rule is replaced by one that lets one kind of operand
+through where the right one says that nothing is known of the result: as if that restriction had
+been forgotten.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from fragflow.graph import replicas
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.graph.pair import Pair
+from fragflow.graph.rule_table import _TABLE as TABLE
 
-PROOFS = ("linear", "monotone", "homogeneous")
+Test = Callable[[Kind], bool]
 
+PROOFS = {"partial sums": "linear", "partial maxima": "monotone", "counts": "homogeneous"}
+"""by what may not enter a primitive, the column of the table that would let it"""
+OPERANDS: dict[str, Test] = {
+    "partial sums": lambda k: k.tag is Tag.PARTIAL and k.reduction == "sum",
+    "partial maxima": lambda k: k.tag is Tag.PARTIAL and k.reduction != "sum",
+    "counts": lambda k: k.tag is Tag.UNIFORM and k.degree != 0 and not k.zero,
+    "rows": lambda k: k.tag is Tag.VARYING,
+}
+KEEP_SHAPES = ("sort", "cumsum", "cumprod", "cummax", "rev", "gather", "scatter")
+"""what may mix rows without a result of another shape, which every rule's guard would see"""
 
-def _tables() -> list[dict[str, Any]]:
-    """Where rules are found by a primitive's name: one table, or those that are asked in turn."""
-    one = getattr(replicas, "TABLE", None)
-    if one is not None:
-        return [one]
-    return [replicas.RULES, replicas.INDEX_RULES]  # pyright: ignore[reportAttributeAccessIssue]
+NO_HOLES = {
+    ("abs", "counts"): "|c x| = c |x|",
+    ("sort", "counts"): "c x is in the order of x",
+    **{
+        (name, "partial maxima"): "it does not change the order of numbers"
+        for name in ("exp", "floor", "sign", "tanh")
+    },
+}
+"""restrictions that are not needed, and why: what they refuse would be right"""
 
 
 def ruled() -> list[str]:
     """Primitives that have a rule of their own."""
-    names = {name for table in _tables() for name, entry in table.items() if _rule(entry)}
+    names = {name for name, entry in TABLE.items() if entry.rule is not None}
     return sorted(names - {"all_reduce", "host_call", "host_program"})
 
 
-def _rule(entry: Any) -> Callable[..., Any] | None:
-    return entry if callable(entry) else entry.rule
+def restrictions(primitive: str) -> list[str]:
+    """Kinds of operands that a primitive's rule refuses, or treats with care."""
+    entry = TABLE[primitive]
+    found = [what for what, proof in PROOFS.items() if not getattr(entry, proof)]
+    found += ["rows"] if primitive in KEEP_SHAPES else []
+    return [what for what in found if (primitive, what) not in NO_HOLES]
 
 
-def _without_refusals(rule: Callable[..., Any]) -> Callable[[Pair, Sequence[Kind]], Any]:
+def _without_refusals(
+    rule: Callable[..., Any], is_let_in: Test
+) -> Callable[[Pair, Sequence[Kind]], Any]:
     def lax(pair: Pair, kinds: Sequence[Kind]) -> Any:
         result = rule(pair, kinds)
         results = result if isinstance(result, list) else [result] * len(pair.a.outvars)
-        return [_let_through(kinds, k) for k in results]
+        return [_let_through(kinds, k, is_let_in) for k in results]
 
     return lax
 
 
-def _let_through(kinds: Sequence[Kind], result: Kind) -> Kind:
-    """The kind of the operand that says most, with its axis as it was."""
-    if result.tag is not Tag.MIXED or not kinds:
+def _let_through(kinds: Sequence[Kind], result: Kind, is_let_in: Test) -> Kind:
+    """The kind of the operand, with its axis as it was."""
+    if result.tag is not Tag.MIXED:
         return result
-    for tag in (Tag.PARTIAL, Tag.VARYING, Tag.UNIFORM):
-        for kind in kinds:
-            if kind.tag is tag:
-                return replace(kind, zero=False)
-    return result
+    return next((replace(k, zero=False) for k in kinds if is_let_in(k)), result)
 
 
 @contextmanager
-def unrestricted(primitive: str) -> Iterator[None]:
-    """The analysis with all restrictions of one primitive's rule removed."""
-    table = next(t for t in _tables() if primitive in t)
-    entry = table[primitive]
-    table[primitive] = _lax_entry(entry)
+def unrestricted(primitive: str, what: str) -> Iterator[None]:
+    """The analysis without one restriction of one primitive's rule."""
+    entry = TABLE[primitive]
+    assert entry.rule is not None
+    proofs = {PROOFS[what]: "removed"} if what in PROOFS else {}
+    lax = replace(entry, rule=_without_refusals(entry.rule, OPERANDS[what]), **proofs)
+    TABLE[primitive] = lax
     _forget()
     try:
         yield
     finally:
-        table[primitive] = entry
+        TABLE[primitive] = entry
         _forget()
 
 
 def _forget() -> None:
     """What was found of jaxprs with other rules: those of library functions are met again."""
     replicas._known.clear()
-
-
-def _lax_entry(entry: Any) -> Any:
-    if callable(entry):
-        return _without_refusals(entry)
-    names = {f.name for f in fields(entry)}
-    proofs = {name: "removed" for name in PROOFS if name in names}
-    return replace(entry, rule=_without_refusals(entry.rule), **proofs)

@@ -1,6 +1,7 @@
 """A minute of the hunt for false claims; the long one is `make prove`."""
 
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -82,9 +83,9 @@ def _is_as_jax(program: Program, index: int) -> bool:
     if any(e.primitive.name == "all_reduce" for e in closed.jaxpr.eqns):
         return False
     ours, theirs = Lockstep().run(closed, [args])[0], program.run(args, program.sizes.whole)
+    is_narrow = re.search(r"\b(f32|f16|bf16|c64)\[", str(closed)) is not None
+    tolerance = 1e-3 if is_narrow else 1e-9  # a number that was narrow once stays rounded
     for a, b in zip(ours, theirs, strict=True):
-        is_double = b.dtype in (np.dtype("float64"), np.dtype("complex128"))
-        tolerance = 1e-9 if is_double else 1e-3
         assert not broken(UNIFORM, a, [b], Sizes(1, 1), tolerance), str(program)
     return True
 

@@ -56,10 +56,10 @@ def test_computes_in_the_calling_thread_where_the_coordinator_does(value: str) -
     [
         (COARSE, 2),
         ("single-learner-fine", 2),
-        ("environments", 2),
-        ("central", 2),
         ("multi-learner", 2),
         ("gpu-only", 1),
+        pytest.param("environments", 2, marks=pytest.mark.slow),
+        pytest.param("central", 2, marks=pytest.mark.slow),
         pytest.param(COARSE, 4, marks=pytest.mark.slow),
         pytest.param("gpu-only", 2, marks=pytest.mark.slow),
         pytest.param("split-device", 2, marks=pytest.mark.slow),
@@ -134,7 +134,9 @@ def test_asynchronous_workers(algorithm: Any, policy: str) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
 
 
-@pytest.mark.parametrize("policy", [COARSE, "single-learner-fine"])
+@pytest.mark.parametrize(
+    "policy", [COARSE, pytest.param("single-learner-fine", marks=pytest.mark.slow)]
+)
 def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> None:
     iterations = 600
     undisturbed = in_threads(Toy(), policy, iterations=iterations)
@@ -310,7 +312,11 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=["int", "term"]
+    ("number", "exit_code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="int", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 75, id="term"),
+    ],
 )
 def test_a_signal_to_all_is_the_coordinator_s(
     tmp_path: Path, number: signal.Signals, exit_code: int

@@ -81,7 +81,7 @@ class After(Silent):
     "policy",
     [
         COARSE,
-        "multi-learner",
+        pytest.param("multi-learner", marks=pytest.mark.slow),
         pytest.param("single-learner-fine", marks=pytest.mark.slow),
         pytest.param("environments", marks=pytest.mark.slow),
     ],

@@ -28,6 +28,7 @@ from fragflow.runtime import onnx_engine
 from fragflow.runtime.implementations import kernel_programs, pick
 from fragflow.runtime.plan import Plan, make_plan
 from graph.toy import Drift, Toy
+from graph.wrong import Small
 
 needs_cpp = pytest.mark.skipif(native.absent() is not None, reason=f"cpp: {native.absent()}")
 needs_onnx = pytest.mark.skipif(onnx_engine.absent() is not None, reason="ONNX Runtime is an extra")
@@ -140,6 +141,37 @@ def test_a_kernel_of_your_own() -> None:
         del KERNELS["tests.double"]
 
 
+@pytest.mark.parametrize(
+    ("twice", "message"),
+    [
+        (lambda x, platform: x + jnp.roll(x, 1, 0), "of the largest number from the kernel's ref"),
+        (lambda x, platform: 2.0 * x[:1], "has results of other shapes"),
+    ],
+)
+def test_an_implementation_of_your_own_is_compared_with_its_reference(twice, message) -> None:
+    """The replica check reads the reference alone."""
+
+    @kernel("tests.double")
+    def double(x: jax.Array) -> jax.Array:
+        return x + x
+
+    doubling = Small(direction=lambda x, n, key: ff.all_mean(jnp.mean(double(x), 0)))
+    experiment = Experiment(algorithm=doubling, environment=Drift(), num_envs=8, total_steps=16)
+
+    def run_by(call: Any) -> Outcome:
+        double.implementation("twice", picked_on=["cpu"])(call)
+        return run(experiment, named_policy("gpu-only"), workers=2)
+
+    try:
+        assert run_by(lambda x, platform: 2.0 * x).start.implementations == {
+            "tests.double": "twice"
+        }
+        with pytest.raises(ConfigError, match=message):
+            run_by(twice)
+    finally:
+        del KERNELS["tests.double"]
+
+
 @functools.cache
 def trained(
     env: str,
@@ -162,8 +194,8 @@ def trained(
 @pytest.mark.parametrize(
     ("policy", "workers"),
     [
-        ("gpu-only", 1),
         ("single-learner-coarse", 2),
+        pytest.param("gpu-only", 1, marks=pytest.mark.slow),
         pytest.param("gpu-only", 2, marks=pytest.mark.slow),
         pytest.param("multi-learner", 2, marks=pytest.mark.slow),
     ],

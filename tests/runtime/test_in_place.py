@@ -15,7 +15,7 @@ from fragflow.runtime.plan import make_plan
 
 SHORT = DQN(rollout_length=4, updates=2, batch_size=16, buffer_size=64, learning_starts=32)
 POLICIES = [("gpu-only", 1), ("gpu-only", 2), ("single-learner-coarse", 2), ("central", 2)]
-OFTEN = [("gpu-only", 2), ("single-learner-coarse", 2)]
+OFTEN = [("single-learner-coarse", 2)]
 
 
 @pytest.mark.parametrize(

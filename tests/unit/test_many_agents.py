@@ -34,7 +34,7 @@ GAMES: dict[str, tuple[Any, str]] = {
     "JaxMARL's": ("jaxmarl:MPE_simple_tag_v3", "gpu-only"),
 }
 """of three taggers and a runner, and a policy that they run under"""
-OFTEN = [("compiled", "ippo"), ("on the host", "mappo with memory")]
+OFTEN = [("compiled", "ippo"), ("on the host", "ippo")]
 """tried every time"""
 
 

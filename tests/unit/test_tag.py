@@ -124,6 +124,7 @@ def test_it_is_found_by_its_bare_name() -> None:
     assert library_of("Tag") == "fragflow"
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 def test_taggers_learn_to_hunt_runners_that_learn_to_flee() -> None:
     length, games = 48, 32

@@ -309,7 +309,8 @@ def describe(program: Program, value: Value) -> str:
             case Op():
                 if value in node.outputs:
                     made = "/".join(sorted(node.components)) or node.eqn.primitive.name
-                    return f"a result of {made} ({source_line(node.eqn)})"
+                    line = source_line(node.eqn)
+                    return f"a result of {made}" + (f" ({line})" if line else "")
             case Loop():
                 for carry in node.carries:
                     if value in (carry.final, carry.inside):

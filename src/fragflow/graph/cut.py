@@ -12,6 +12,7 @@ from fragflow.graph.extent import Extent
 from fragflow.graph.holdings import NO_AXES, Axes, axes_of, extent_of, holdings
 from fragflow.graph.interfaces import as_sends_and_receives, transfers_in, with_collectives
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
+from fragflow.graph.one_each import check_stands_for
 from fragflow.graph.optimise import coalesce, unhoist
 from fragflow.graph.split import Options, Split, insert_transfers, project, split
 from fragflow.graph.synchronise import late_messages, server_of
@@ -72,6 +73,10 @@ def cut(
 
     # The fragments, each checked to compute its part of the whole.
     known = held.in_fragments(_parts(loop, names, decided, options), row_kinds)
+    unproven = _unproven(placed, axes)
+    for axis in axes.all():
+        if unproven and axis.is_stood_for:
+            check_stands_for(source, axis)
     loop = with_collectives(loop, placed, lambda p: known[p.over])
     parts = _parts(loop, names, decided, options)
     fdg = FDG(
@@ -81,7 +86,7 @@ def cut(
         transfers=tuple(t for t, _ in transfers_in(loop)),
         kinds={p.name: known.get(p.over, known["environments"])[p.name] for p in placed},
         row_kinds=row_kinds if is_divided else {},
-        unproven=_unproven(placed, axes),
+        unproven=unproven,
     )
     check_fdg(fdg)
 

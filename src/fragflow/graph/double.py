@@ -6,8 +6,10 @@ foreign functions) is computed in its own types.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +27,8 @@ from fragflow._jax import (
     called_by,
     closed_jaxpr,
     is_key,
+    linear_solve_of,
     scan_of,
-    solver_of,
     while_of,
     with_programs,
 )
@@ -45,6 +47,9 @@ Taps = list[Tap]
 
 _IN_OWN_TYPES = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call")
 _TYPES = ("new_dtype", "dtype", "preferred_element_type")
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_OLDER = {"xla_cpu_use_fusion_emitters": False}
+"""the older way of fusing, for which programs are compiled in half the time; JAX 0.12 has none"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +73,32 @@ def in_double() -> Iterator[None]:
         yield
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Any:
     """`function`, compiled in the least time: it will run a few times only."""
-    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(function, compiler_options=quickly)
+    return jax.jit(function, compiler_options=_least_time())
+
+
+@cache
+def _least_time() -> dict[str, Any]:
+    try:
+        jax.jit(lambda: 0, compiler_options=_OLDER).lower().compile()
+    except jax.errors.JaxRuntimeError:
+        return _QUICKLY
+    return _QUICKLY | _OLDER
+
+
+def compiled_together(
+    functions: Sequence[Callable[..., Any]], *arguments: Any
+) -> list[Callable[..., Any]]:
+    """`functions` of the same arguments: while one is compiled, the next is traced."""
+
+    def finish(lowered: Any) -> Callable[..., Any]:
+        with in_double():  # which is a thread's
+            return lowered.compile()
+
+    with ThreadPoolExecutor() as pool:
+        made = [pool.submit(finish, compiled(f).lower(*arguments)) for f in functions]
+        return [future.result() for future in made]
 
 
 def wide(x: Any) -> Any:
@@ -148,7 +175,7 @@ def _results(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None)
             branches = [_function(branch, setting) for branch in branches_of(eqn)]
             return list(lax.switch(args[0], branches, *args[1:]))
         case "custom_linear_solve":
-            solver, used = solver_of(eqn)
+            solver, used = linear_solve_of(eqn)
             return evaluate(solver, [args[k] for k in used], setting)
         case "reduce_precision":
             return list(args)

@@ -121,8 +121,7 @@ _CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
 
 def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
     """Whether this does to a value, of type `old`, what it would do to exact numbers."""
-    # What has no negative numbers, or few bits, wraps around: at other places in parts than in all.
-    wraps = old.kind == "u" or (old.kind == "i" and old.itemsize < 4)
+    wraps = wraps_around(old)
     if pair.name in ("neg", "add", "add_any", "sub"):
         return not (wraps and kind.tag is Tag.PARTIAL and kind.reduction != "sum")
     if pair.name == "div":
@@ -140,7 +139,7 @@ def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
         if is_complex:
             return False
         # Rounding keeps the order, to an integer too; wrapping around does not.
-        ordered = is_float or (was_float and new.kind == "i") or np.can_cast(old, new, "safe")
+        ordered = is_float or (was_float and not wraps_around(new)) or np.can_cast(old, new, "safe")
         return bool(ordered) and "b" not in (old.kind, new.kind)
     if "b" in (old.kind, new.kind) or wraps:
         return False
@@ -149,6 +148,16 @@ def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
     if is_float:
         return digits_of(new) >= digits_of(np.dtype(np.float32))
     return not was_float and bool(np.can_cast(old, new, "safe"))
+
+
+def wraps_around(dtype: Any) -> bool:
+    """Whether it has no negative numbers, or few bits: parts then wrap around where all do not.
+
+    NumPy does not know the kind of types below a byte.
+    """
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return False
+    return bool(jnp.issubdtype(dtype, jnp.unsignedinteger)) or jnp.iinfo(dtype).bits < 32
 
 
 def digits_of(dtype: Any) -> int:

@@ -19,7 +19,14 @@ from fragflow.api.vector import EnvState
 from fragflow.errors import ReplicaError
 from fragflow.graph.build import build
 from fragflow.graph.culprit import culprit
-from fragflow.graph.double import Setting, compiled, evaluate, in_double, wide
+from fragflow.graph.double import (
+    Setting,
+    compiled,
+    compiled_together,
+    evaluate,
+    in_double,
+    wide,
+)
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, walk
 from fragflow.graph.play import Actor, Held, Stage, first_values, play, stage_of
@@ -269,11 +276,15 @@ class Programs:
             play(stage, values)
             return results(stage, values)
 
-        self._begin, self._whole, self._parts = compiled(begin), compiled(whole), compiled(parts)
+        state = compiled(begin)(self._sources) if trial.first is None else self._given()
+        self._first = list(state)
+        self._whole, self._parts = compiled_together(
+            [whole, parts], self._first, np.int32(0), self._sources
+        )
 
     def states(self) -> Iterator[tuple[list[Any], Any]]:
         """States to begin from, and in which iteration: the first, the next two, and any other."""
-        state = self._begin(self._sources) if self._trial.first is None else self._given()
+        state = self._first
         for index in range(3):
             yield state, np.int32(index)
             state = self.whole(state, np.int32(index))[: len(state)]

@@ -128,12 +128,19 @@ def _takes_all(pair: Pair, axis: int) -> bool:
     )
 
 
+def _column(pair: Pair, indices: Kind) -> int | None:
+    """Which column of indices are row numbers; None if several are, or may be."""
+    is_only = pair.a.invars[1].aval.shape[-1] == 1
+    return indices.column if indices.column >= 0 else 0 if is_only else None
+
+
 def _own_entries(pair: Pair, operand: Kind, indices: Kind, batch: list[int]) -> Kind:
     """x[arange(n), i]: every row's own entries, if it is the row's number that finds the row."""
     dims = pair.params["dimension_numbers"]
-    column = max(indices.column, 0)
+    column = _column(pair, indices)
     finds = (
-        operand.tag is Tag.VARYING
+        column is not None
+        and operand.tag is Tag.VARYING
         and aligned(operand, varying(0))
         and indices.axis < len(batch)
         and dims.start_index_map[column] == operand.axis
@@ -219,10 +226,12 @@ def _own_places(pair: Pair, kinds: Kinds, result: Kind, batch: list[int]) -> Kin
     """x.at[arange(n), i]: every row writes into itself."""
     operand, indices, updates = kinds
     dims = pair.params["dimension_numbers"]
+    column = _column(pair, indices)
     finds = (
-        aligned(operand, varying(0))
+        column is not None
+        and aligned(operand, varying(0))
         and indices.axis < len(batch)
-        and dims.scatter_dims_to_operand_dims[max(indices.column, 0)] == operand.axis
+        and dims.scatter_dims_to_operand_dims[column] == operand.axis
         and operand.axis in dims.inserted_window_dims
         and updates.tag is Tag.VARYING
         and updates.axis == batch[indices.axis]

@@ -11,6 +11,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
+from fragflow._jax import is_key
 from fragflow.graph.elementwise import Kinds, Rule, layout_of
 from fragflow.graph.kinds import (
     COUNT,
@@ -353,6 +354,10 @@ def convolution(pair: Pair, kinds: Kinds) -> Kind:
 
 def all_reduce(pair: Pair, kinds: Kinds) -> list[Kind]:
     operation = pair.params["operation"]
+    if any(is_key(v.aval) for v in pair.a.invars):
+        return [mixed(f"is a random key, to which all_{operation} is applied", pair.line)] * len(
+            kinds
+        )
     results = [reduced(kind, operation, pair.line) for kind in kinds]
     if operation != "mean":
         return results

@@ -3,7 +3,7 @@
 import contextlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fragflow.graph.cut import cut
 from fragflow.graph.double import compiled, in_double
 from fragflow.graph.expendable import host_of
 from fragflow.graph.ir import FDG
+from fragflow.graph.relation import distance
 from fragflow.graph.stand_in import host_answer
 from fragflow.graph.trace import components_in
 from fragflow.graph.traced import Traced
@@ -25,6 +26,20 @@ from fragflow.runtime.promise import key_of
 from fragflow.runtime.remembered import recall, remember
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first leaf that differs, and by how much any does."""
+
+    label: str
+    distance: float
+    """the largest of any float leaf, relative to its largest number"""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.label} has other digits than undivided (differences up to {self.distance:.0e})"
+        )
+
+
 def other_bits(
     fdg: FDG,
     source: Traced,
@@ -33,7 +48,7 @@ def other_bits(
     *,
     is_deterministic: bool,
     implementations: Mapping[str, str] | None,
-) -> str | None:
+) -> Difference | None:
     """The first leaf of the state or the metrics that is not the undivided program's, bit by bit.
 
     Programs, sizes and precision are the run's; environments on the host are played by a stand-in,
@@ -51,9 +66,9 @@ def other_bits(
     how_run = (state, sources, is_deterministic, implementations)
     with _running(parts, *how_run) as a, _running(whole, *how_run) as b:
         for iteration in iterations:
-            label = _first_difference(a, b, fdg, iteration)
-            if label is not None:
-                return label
+            found = _difference(a, b, fdg, iteration)
+            if found is not None:
+                return found
     if key is not None:
         remember(key, {"same": True})
     return None
@@ -97,7 +112,7 @@ def _running(
         runtime.close()
 
 
-def _first_difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> str | None:
+def _difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> Difference | None:
     (metrics,), (others,) = a.run(iteration, 1), b.run(iteration, 1)
     state, other = a.state(), b.state()
     labels = fdg.program.labels
@@ -105,10 +120,13 @@ def _first_difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int
     pairs += [
         (f"the metric {name.removeprefix('0.')}", x, others[name]) for name, x in metrics.items()
     ]
-    for label, x, y in pairs:
-        if np.asarray(x).tobytes() != np.asarray(y).tobytes():
-            return label
-    return None
+    arrays = [(label, np.asarray(x), np.asarray(y)) for label, x, y in pairs]
+    different = [(label, x, y) for label, x, y in arrays if x.tobytes() != y.tobytes()]
+    if not different:
+        return None
+    # Whole numbers follow: an action is another one by a last digit.
+    floats = [distance(y, x) for _, x, y in different if x.dtype.kind == "f"]
+    return Difference(different[0][0], max(floats, default=0.0))
 
 
 def _stand_ins(fdg: FDG) -> dict[str, list["_StandIn"]]:

@@ -6,10 +6,15 @@ from fragflow.api.host import HostEnvironment
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment
 from fragflow.graph.traced import Traced
+from fragflow.runtime.bits import Difference
 from fragflow.runtime.devices import are_loops_apart
 from fragflow.runtime.observer import Observer
-from fragflow.runtime.promise import Tried
+from fragflow.runtime.promise import NOT_PROVEN, Tried
 from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
+
+LARGEST_ROUNDING = 0.1
+"""relative: an optimiser makes a whole step of a gradient that is a rounding error"""
+REPORT = "Please report it, unless an implementation of your own computes something else"
 
 
 def equality(
@@ -18,7 +23,7 @@ def equality(
     deterministic: bool,
     observer: Observer,
     promise: Tried,
-    other_bits: Callable[[], str | None],
+    other_bits: Callable[[], Difference | None],
 ) -> str:
     """How the run relates to one undivided program: what is claimed, as far as it was tried.
 
@@ -30,17 +35,20 @@ def equality(
     if promise.verdict is None:
         return f"rounding: bits were not compared (probe: {promise.text})"
     observer.phase("comparing bits", 0, 1)
-    label = other_bits()
-    if label is None:
+    found = other_bits()
+    if found is None:
         return claimed
-    return with_figures(f"rounding: {label} has other last digits than undivided", promise)
+    if found.distance > LARGEST_ROUNDING:
+        return f"different: {found}, which is no rounding; the probe found nothing. {REPORT}"
+    return with_figures(f"rounding: {found}", promise)
 
 
 def with_figures(claimed: str, promise: Tried) -> str:
     """What is said to be equal but for rounding, with what the probe found of it."""
     if not claimed.startswith("rounding") or not promise.divided:
         return claimed
-    return f"{claimed} (probe: {promise.verdict or promise.text})"
+    found = f"{promise.verdict or promise.text}"
+    return f"{claimed} (probe: {found}{'' if promise.proven else f'; {NOT_PROVEN}'})"
 
 
 def _claimed(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) -> str:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from fragflow._jax import ClosedJaxpr, kernels_in
 from fragflow.api.kernel import KERNELS, REFERENCE, Implementation, reference_program
 from fragflow.errors import ConfigError, did_you_mean
 from fragflow.graph.ir import FDG, Fragment, Op, walk
+from fragflow.graph.relation import distance
 from fragflow.runtime import onnx_engine
 from fragflow.runtime.compiled import Engine
 from fragflow.runtime.plan import Part, Plan
@@ -32,10 +34,14 @@ def pick(
     picks: dict[str, dict[str, str]] = {}
     for name, part in plan.parts.items():
         fragment = part.fragment
+        kernels = _kernels(fragment)
         picks[name] = {
             kernel: _kernel(kernel, avals, fragment, asked.get(kernel), is_deterministic)
-            for kernel, avals in _kernels(fragment).items()
+            for kernel, avals in kernels.items()
         }
+        for kernel, how in picks[name].items():
+            if how != REFERENCE:
+                _compare(kernel, how, kernels[kernel], fragment.device)
         if ACTOR in asked and ACTOR in fragment.components:
             picks[name][ACTOR] = _actor(part, asked[ACTOR], is_deterministic)
     known = {kernel for chosen in picks.values() for kernel in chosen}
@@ -147,6 +153,47 @@ def _default(
         if suits and implementation.absent() is None:
             return name
     return REFERENCE
+
+
+TOLERANCE = 1e-3
+"""relative to the largest number: another order of sums is far below"""
+
+
+def _compare(name: str, how: str, avals: Sequence[Any], platform: str) -> None:
+    """Refuses a user's implementation that is not the reference, on random numbers.
+
+    The replica check reads the reference alone. Ours are compared by tests; where there is no such
+    device here, or arguments are not numbers, there is nothing to compare.
+    """
+    kernel = KERNELS[name]
+    call = kernel.implementations[how].call
+    is_ours = kernel.reference.__module__.startswith("fragflow.")
+    if is_ours or platform not in {d.platform for d in jax.local_devices()}:
+        return
+    if not all(a.dtype.kind in "fiub" for a in avals):
+        return
+    rng = np.random.default_rng(0)
+    args = [
+        rng.normal(size=a.shape).astype(a.dtype)
+        if a.dtype.kind == "f"
+        else rng.integers(0, 2, a.shape).astype(a.dtype)
+        for a in avals
+    ]
+    expected = jax.tree.leaves(jax.jit(kernel.reference)(*args))
+    found = jax.tree.leaves(jax.jit(lambda *x: call(*x, platform=platform))(*args))
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(expected, found, strict=False)]
+    if len(expected) == len(found) and all(a.shape == b.shape for a, b in pairs):
+        worst = max((distance(a, b) for a, b in pairs), default=0.0)
+        if worst <= TOLERANCE:
+            return
+        what = f"differs by {worst:.1g} of the largest number"
+    else:
+        what = "has results of other shapes than those"
+    shapes = ", ".join(a.str_short() for a in avals)
+    raise ConfigError(
+        f"implementation {name}={how} {what} from the kernel's reference, for random {shapes}: it "
+        f"must compute what the reference does (--implementation {name}={REFERENCE} leaves it out)"
+    )
 
 
 def _actor(part: Part, asked: str, is_deterministic: bool) -> str:

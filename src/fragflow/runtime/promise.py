@@ -41,9 +41,12 @@ class Tried:
     """None if nothing was tried"""
     divided: bool = True
     """whether there was anything to try"""
+    proven: bool = True
+    """whether the check has read the programs that were tried"""
     seconds: float = 0.0
 
 
+NOT_PROVEN = "tried, not proven"
 NOT_DIVIDED = Tried(text="not divided", divided=False)
 SWITCHED_OFF = Tried(text="switched off")
 
@@ -65,13 +68,14 @@ def tried(
     if not is_divided(fdg):
         return NOT_DIVIDED
     if not is_wanted:
-        _refuse_unproven(fdg, "is switched off: leave it on")
+        _refuse_unproven(fdg, "is switched off (--no-probe)")
         return SWITCHED_OFF
     began = time.perf_counter()
     key = key_of(fdg, "probe")
     known = _verdict(recall(key)) if key is not None else None
     if known is not None:
-        return Tried(text=f"{known}, remembered{_unproven(fdg)}", verdict=known)
+        text = f"{known}, remembered{_unproven(fdg)}"
+        return Tried(text=text, verdict=known, proven=not fdg.unproven)
     observer.phase("probing", 0, 1)
     try:
         verdict = probe(fdg, source, first=first, open_all=is_deterministic)
@@ -86,13 +90,13 @@ def tried(
         facts = {"states": verdict.states, "leaves": verdict.leaves, "worst": verdict.worst}
         remember(key, facts)
     text = f"{verdict}, {seconds:.1f} s{_unproven(fdg)}"
-    return Tried(text=text, verdict=verdict, seconds=seconds)
+    return Tried(text=text, verdict=verdict, seconds=seconds, proven=not fdg.unproven)
 
 
 def _unproven(fdg: FDG) -> str:
     if not fdg.unproven:
         return ""
-    return f"; tried, not proven: one {_holding(fdg)} each in {', '.join(fdg.unproven)}"
+    return f"; {NOT_PROVEN}: one {_holding(fdg)} each in {', '.join(fdg.unproven)}"
 
 
 def _try_turns(fdg: FDG) -> None:
@@ -112,7 +116,7 @@ def _refuse_unproven(fdg: FDG, why: str) -> None:
         raise ReplicaError(
             f"replicas of {', '.join(fdg.unproven)} hold one {_holding(fdg)} each, of which JAX "
             "makes another program than of several: that it computes what the undivided one does "
-            f"can only be tried, and the probe {why}, or give every replica two"
+            f"can only be tried, and the probe {why}. Give every replica two of them instead"
         )
 
 
