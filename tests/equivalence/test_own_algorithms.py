@@ -1,6 +1,7 @@
 """Algorithms that are a user's, not the library's, learn the same under every policy."""
 
 import functools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def test_two_workers_learn_what_one_program_does(case, policy):
 
 def test_a_run_of_few_environments_is_probed():
     start = train("ppg", "single-learner-coarse", 2).start
-    assert start.probe.startswith("4 states")
+    assert re.match(r"[4-9] states", start.probe)
 
 
 def assert_equal_but_for_rounding(cut: Outcome, whole: Outcome) -> None:

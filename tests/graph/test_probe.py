@@ -64,7 +64,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_right_passes(policy: str, workers: int, learners: int) -> None:
     verdict = probe(*graph(Toy(), policy, workers=workers, learners=learners))
-    assert verdict.states == 4
+    assert verdict.states == 9
     assert verdict.worst < 1e-13
 
 

@@ -99,6 +99,9 @@ COUNTS = {
     "a maximum of two": lambda t: jnp.maximum(t.n * t.m, t.m),
     "filled up": lambda t: jnp.take(t.weights * t.n, jnp.array([1, 99]), fill_value=1.0) / t.n,
     "in a loop": lambda t: lax.fori_loop(0, 3, lambda _, y: jnp.sin(y), t.m / t.n),
+    "solved in whole numbers": lambda t: (
+        lax.custom_linear_solve(lambda v: 3 * v, jnp.arange(3) * t.n, lambda _, c: c / 3) / t.n
+    ),
 }
 # Sums of a replica's own, where sums of parts are not all.
 PARTIALS = {
@@ -168,7 +171,8 @@ MEETINGS = {
 # Rows in one order, with rows in another.
 ORDERS = {
     "a pattern": lambda t: ff.all_sum(
-        jnp.sum(jnp.broadcast_to(jnp.arange(4.0), (t.n, 4)).reshape(-1) * time_first(t))
+        # A period of four would be right for four environments, and for eight.
+        jnp.sum(jnp.broadcast_to(jnp.arange(3.0), (t.n, 3)).reshape(-1) * t.x[:3, :, 0].reshape(-1))
     ),
     "a product": lambda t: ff.all_sum(time_first(t) @ environments_first(t)),
     "a choice": lambda t: ff.all_sum(

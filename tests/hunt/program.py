@@ -159,9 +159,9 @@ def _shown(argument: Any) -> str:
 
 def narrowest_float(closed: Any) -> int:
     """The bytes of the narrowest float that a program computes with, at any depth."""
-    found = [_float_bytes(v.aval) for v in closed.jaxpr.invars]
+    found = [float_bytes(v.aval) for v in closed.jaxpr.invars]
     for eqn in equations_in(closed.jaxpr):
-        found += [_float_bytes(v.aval) for v in eqn.outvars]
+        found += [float_bytes(v.aval) for v in eqn.outvars]
     return min(found, default=8)
 
 
@@ -173,7 +173,7 @@ def equations_in(jaxpr: Any) -> Iterator[Any]:
             yield from equations_in(inner)
 
 
-def _float_bytes(aval: Any) -> int:
+def float_bytes(aval: Any) -> int:
     dtype = getattr(aval, "dtype", None)
     if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         return 8

@@ -6,6 +6,7 @@ on operations, not on sizes, which the replica check has settled.
 """
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -45,8 +46,14 @@ FEW = 16
 """environments that are tried as they are: at a run's own sizes nothing that it does is missed"""
 LARGE = 600
 """equations of an environment that cost more than the rest of a program"""
+FIRST = 3
+"""states that follow one another from the first"""
 LATE = 1000
-"""the iteration of the state in general position: what waits for a first number of steps is over"""
+"""the iteration of states in general position: what waits for a first number of steps is over"""
+DISTURBED = (0.1, 0.1, 0.3, 0.3, 1.0, 1.0)
+"""by how much numbers of further states are off, relative to themselves"""
+SECONDS = 3.0
+"""what states may take after which there are no further ones; there are always four"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,21 +222,32 @@ def _structure(program: Program) -> list[tuple[Any, ...]]:
 
 
 def _environment_size(source: Traced) -> int:
-    def count(jaxpr: Any, is_inside: bool) -> int:
-        total = 0
-        for eqn in jaxpr.eqns:
-            inside = is_inside or (component_of(eqn) or "").startswith("environment.")
-            total += inside + sum(count(inner, inside) for inner in inner_jaxprs(eqn))
-        return total
+    return sum(1 for _ in _of_environments(source.at(source.extent).closed.jaxpr))
 
-    return count(source.at(source.extent).closed.jaxpr, False)
+
+def _environments_loop(source: Traced) -> bool:
+    """Whether environments have loops that end by what they compute."""
+    equations = _of_environments(source.at(source.extent).closed.jaxpr)
+    return any(eqn.primitive.name == "while" for eqn in equations)
+
+
+def _of_environments(jaxpr: Any, is_inside: bool = False) -> Iterator[Any]:
+    """All equations of environments."""
+    for eqn in jaxpr.eqns:
+        inside = is_inside or (component_of(eqn) or "").startswith("environment.")
+        if inside:
+            yield eqn
+        for inner in inner_jaxprs(eqn):
+            yield from _of_environments(inner, inside)
 
 
 def _tried(trial: Trial) -> Verdict:
     worst, leaves = 0.0, 0
     programs = Programs(trial)
-    states = 0
+    states, began = 0, time.perf_counter()
     for state, index in programs.states():
+        if states > FIRST and time.perf_counter() - began > SECONDS:
+            break
         whole = programs.whole(state, index)
         parts = programs.parts(state, index)
         leaves = len(whole)
@@ -251,6 +269,7 @@ class Programs:
         self._trial = trial
         self._trace = trial.source.at(trial.source.extent)
         steps = env_steps_per_iteration(self._trace, trial.num_envs)
+        self._loops = _environments_loop(trial.source)
         self._late = max(3, min(LATE, 2**30 // max(steps, 1)))
         setting = trial.setting()
         self._sources = {
@@ -283,12 +302,18 @@ class Programs:
         )
 
     def states(self) -> Iterator[tuple[list[Any], Any]]:
-        """States to begin from, and in which iteration: the first, the next two, and any other."""
+        """States to begin from, and in which iteration: the first, the next two, and others."""
         state = self._first
-        for index in range(3):
+        for index in range(FIRST):
             yield state, np.int32(index)
             state = self.whole(state, np.int32(index))[: len(state)]
-        yield self._disturbed(state), np.int32(self._late)
+        rng = np.random.default_rng(0)
+        for late, scale in enumerate(DISTURBED, self._late):
+            # Environments stay where they are the first time, and then change their neighbours.
+            order = rng.permutation(self._trial.num_envs) if late > self._late else None
+            state = self._disturbed(state, rng, scale, order)
+            yield state, np.int32(late)
+            state = self.whole(state, np.int32(late))[: len(state)]
 
     def _given(self) -> list[Any]:
         """Of the first state that a run has made, the first environments."""
@@ -315,26 +340,47 @@ class Programs:
         carries = self._trial.program.loop.carries
         return {c.inside: wide(x) for c, x in zip(carries, state, strict=True)}
 
-    def _disturbed(self, state: Sequence[Any]) -> list[Any]:
+    def _disturbed(
+        self, state: Sequence[Any], rng: np.random.Generator, scale: float, order: Any
+    ) -> list[Any]:
         """A state in general position: a zero would hide all that it is multiplied with.
 
-        Environments keep theirs, which may have laws of its own; what is not negative stays so.
+        Environments keep theirs the first time, since it may have laws of its own. Then they are
+        given to other replicas, and moved too, unless they have loops that might not end for it.
+        What is not negative stays so.
         """
-        rng = np.random.default_rng(0)
         tree = jax.tree.unflatten(self._trace.state_structure, list(range(len(state))))
         nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, EnvState))
         own = {k for node in nodes if isinstance(node, EnvState) for k in jax.tree.leaves(node)}
-        return [
-            x if k in own or is_key(x) or x.dtype != jnp.float64 else _jittered(np.asarray(x), rng)
-            for k, x in enumerate(state)
-        ]
+        leaves = []
+        for k, (x, axis) in enumerate(zip(state, self._axes(), strict=True)):
+            leaf = x if order is None or axis is None else jnp.take(x, order, axis)
+            is_kept = k in own and (order is None or self._loops)
+            if not is_kept and not is_key(leaf) and leaf.dtype == jnp.float64:
+                leaf = _jittered(np.asarray(leaf), rng, scale)
+            leaves.append(leaf)
+        return leaves
+
+    def _axes(self) -> list[int | None]:
+        """Of each leaf of the state, the axis along which it has an entry for each environment."""
+        program, sliced = self._trial.program, [a for a in self._trial.actors if a.is_sliced]
+        part = min((a.extent for a in sliced), key=lambda e: e.envs, default=program.extent)
+        axes = []
+        for carry in program.loop.carries:
+            shapes = [program.avals[e][carry.inside].shape for e in (program.extent, part)]
+            sized = [i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
+            is_rows = len(sized) == 1 and shapes[0][sized[0]] == self._trial.num_envs
+            axes.append(sized[0] if is_rows else None)
+        return axes
 
 
-def _jittered(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    added = 0.01 * rng.standard_normal(x.shape)
+def _jittered(x: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+    added = 0.1 * scale * rng.standard_normal(x.shape)
     if x.size and np.min(x) >= 0:
         added = np.abs(added)
-    return x * (1 + 0.1 * rng.uniform(-1, 1, x.shape)) + added
+    elif scale >= 1:
+        x = x * rng.choice((-1.0, 1.0))
+    return x * (1 + scale * rng.uniform(-1, 1, x.shape)) + added
 
 
 def results(stage: Stage, values: Any) -> dict[str, tuple[list[Any], list[Any]]]:
@@ -408,7 +454,7 @@ def _difference(
 ) -> ReplicaError:
     a, b = _worst_entry(whole, parts)
     counts = "/".join(str(actor.replicas) for actor in trial.actors)
-    when = "a state in general position" if state == 3 else f"iteration {state}"
+    when = "a state in general position" if state >= FIRST else f"iteration {state}"
     blame = (
         f" The first operation whose parts do not make up the whole is {line}."
         if line is not None

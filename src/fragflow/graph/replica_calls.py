@@ -148,7 +148,9 @@ def cond(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
 def linear_solve(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
     """What runs is `solve`; the other functions are there for derivatives."""
     (a, used), (b, used_too) = linear_solve_of(pair.a), linear_solve_of(pair.b)
-    if used != used_too:
+    # JAX lets a solution have other types than it says, and casts it.
+    types = [v.aval.dtype for v in a.jaxpr.outvars] == [v.aval.dtype for v in pair.a.outvars]
+    if used != used_too or not types:
         return _all(mixed(STRUCTURE, pair.line), pair)
     return walk(a, b, [kinds[i] for i in used])
 
