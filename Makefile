@@ -21,9 +21,9 @@ setup: $(STAMP) ## create the virtual environment and install everything
 # What fragflow itself needs; then what its tests and optional environments need. The locks are
 # complete, so pip has nothing to resolve: left to itself it would ask for the newest release of
 # whatever is needed with extras (etils[epath]) and then refuse it as not locked. 'pip check' says
-# whether a lock is incomplete after all.
+# whether a lock is incomplete after all. Most modules are never imported: Python compiles those that are.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --no-deps
+INSTALL := $(PIP) install --quiet --no-deps --no-compile
 # Kernels are built with the headers of the oldest JAX, so that one library beside the sources serves
 # the environments of all Pythons. On 3.11 that JAX is the lock's; elsewhere it comes for the build.
 ISOLATION := $(if $(filter 3.11,$(VERSION)),--no-build-isolation)
@@ -57,9 +57,9 @@ test-all: $(STAMP) ## run the slow tests too: hours on two cores
 LEGACY := $(VENV)-legacy
 $(LEGACY)/.installed: pyproject.toml hatch_build.py requirements-legacy.lock
 	test -x $(LEGACY)/bin/python || $(PYTHON) -m venv $(LEGACY)
-	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile \
 		-r requirements-legacy.lock
-	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+	$(LEGACY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile \
 		$(ISOLATION) .
 	$(LEGACY)/bin/python -m pip --disable-pip-version-check check
 	touch $@

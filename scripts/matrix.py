@@ -181,7 +181,7 @@ def with_jax(built: str, jax: str) -> list[list[str]]:
 
 
 def from_lock(built: str) -> list[list[str]]:
-    install = ["install", "--quiet", "--no-deps"]
+    install = ["install", "--quiet", "--no-deps", "--no-compile"]
     return [[*install, "-r", "requirements.lock"], [*install, built]]
 
 

@@ -119,14 +119,14 @@ OPTIONS = st.builds(Options, hoist=st.booleans(), sink=st.booleans(), coalesce=s
 
 @pytest.mark.timeout(1200)
 @given(steps(2), placements(), OPTIONS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_integer_programs_are_exact(program, policy, options):
     compare(program, policy, options, INTEGERS)
 
 
 @pytest.mark.timeout(1200)
 @given(steps(1), placements(), OPTIONS)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_float_programs_agree_to_rounding(program, policy, options):
     compare(program, policy, options, FLOATS)
 

@@ -24,22 +24,18 @@ def graded(
     """Policies with numbers of workers, of which all but one are slow tests.
 
     With `cases`, each of them in front: the first is tried with all policies, the others often with
-    the first only.
+    the first only. What is tried often is compiled quickly, the slow tests as real runs are.
     """
-    slow = pytest.mark.slow
     deployments = list(deployments)
+    first_case, first_policy = next(iter(cases), ""), deployments[0][0]
+
+    def marks(case: str, policy: str, count: int) -> pytest.MarkDecorator:
+        is_often = count == workers and (case == first_case or policy == first_policy)
+        return pytest.mark.quick if is_often else pytest.mark.slow
+
     if not cases:
-        return [d if d[1] == workers else pytest.param(*d, marks=slow) for d in deployments]
-    first_case, first_policy = next(iter(cases)), deployments[0][0]
-
-    def is_often(case: str, policy: str, count: int) -> bool:
-        return count == workers and (case == first_case or policy == first_policy)
-
-    return [
-        (case, *d) if is_often(case, *d) else pytest.param(case, *d, marks=slow)
-        for case in cases
-        for d in deployments
-    ]
+        return [pytest.param(*d, marks=marks("", *d)) for d in deployments]
+    return [pytest.param(case, *d, marks=marks(case, *d)) for case in cases for d in deployments]
 
 
 def one_of_each(cases: Iterable[str], policies: Iterable[str]) -> list[Any]:

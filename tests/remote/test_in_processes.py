@@ -325,7 +325,7 @@ def test_a_signal_to_all_is_the_coordinator_s(
     program = "import sys; from fragflow.tools.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["-c", program, "train", "ppo", "--env", "CartPole-v1", "--policy", COARSE]
     words += ["--workers", "2", "--runtime", "processes", "--total-steps", "100000000"]
-    words += ["--eval-episodes", "0", "--run-dir", str(tmp_path / "run"), "--quiet"]
+    words += ["--eval-episodes", "0", "--run-dir", str(tmp_path / "run"), "--quiet", "--no-probe"]
     run_ = subprocess.Popen([sys.executable, *words], start_new_session=True)
     logs: list[Path] = []
     deadline = time.monotonic() + 90
