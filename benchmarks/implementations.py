@@ -1,11 +1,11 @@
-"""When another implementation of a component pays.
+"""When another implementation of a kernel pays.
 
 Compares, in one process and alternating:
 
 - the recursion of advantage estimates and V-trace (discounted_sums): XLA's loop, and the kernel in
   C++;
-- an actor that a worker calls at every step: one program of XLA, and ONNX Runtime between two;
-- whole iterations of PPO on CartPole-v1, with either kernel.
+- whole iterations of PPO on CartPole-v1 with either, which are in the compiled programs: that is
+  read off before anything is measured.
 """
 
 import argparse
@@ -20,10 +20,7 @@ import measure
 from engines import Driver, Task
 from measure import Sample, as_data, interleaved, median_of_ratios, print_table, timed
 
-import fragflow.api as ff
 from fragflow import ops
-from fragflow.runtime import onnx_engine
-from fragflow.runtime.compiled import FOR_SMALL_PROGRAMS
 
 SECONDS = 0.25
 """about how long a sample takes"""
@@ -40,7 +37,6 @@ def main() -> None:
     cases: list[tuple[str, str, Callable[[], object], Callable[[], object]]] = [
         *(_kernel(envs) for envs in (1, 16, 64, 1024)),
         *(_iteration(envs) for envs in (16, 256)),
-        *(_actor(*case) for case in ACTORS),
     ]
     rows, data = [], {}
     for name, other, xla, alternative in cases:
@@ -94,52 +90,16 @@ def _kernel(envs: int) -> tuple[str, str, Callable[[], object], Callable[[], obj
 
 def _iteration(envs: int) -> tuple[str, str, Callable[[], object], Callable[[], object]]:
     task = Task(envs)
-    xla = Driver(task.runtime("gpu-only", implementations={"discounted_sums": "xla"}))
-    cpp = Driver(task.runtime("gpu-only", implementations={"discounted_sums": "cpp"}))
+    xla, cpp = (_driver(task, how) for how in ("xla", "cpp"))
     name = f"iteration of PPO, {envs} environments"
     return name, "cpp", lambda: xla.advance(4), lambda: cpp.advance(4)
 
 
-ACTORS = (
-    ("two layers of 64", (64, 64), (4,), 16),
-    ("two layers of 64", (64, 64), (17,), 64),
-    ("two layers of 256", (256, 256), (17,), 64),
-    ("two layers of 1024", (1024, 1024), (17,), 64),
-    ("Nature network", (512,), (4, 84, 84), 8),
-)
-
-
-def _actor(
-    name: str, hidden: tuple[int, ...], shape: tuple[int, ...], envs: int
-) -> tuple[str, str, Callable[[], object], Callable[[], object]]:
-    network = ops.MLPActorCritic(hidden)
-    is_image = len(shape) == 3
-    space = ff.Box(shape=shape, dtype="uint8" if is_image else "float32")
-    actor = network.init(jax.random.key(0), space, ff.Discrete(n=6))["actor"]
-    obs = jnp.ones((envs, *shape), space.dtype)
-    raw = jax.random.key_data(jax.random.split(jax.random.key(1), envs))
-
-    @ff.component("actor")
-    def act(actor: Any, obs: jax.Array, raw: jax.Array) -> tuple[jax.Array, jax.Array]:
-        distribution = network.policy(actor, obs)
-        action = distribution.sample(jax.random.wrap_key_data(raw))
-        return action, distribution.log_prob(action)
-
-    leaves, structure = jax.tree.flatten((actor, obs, raw))
-
-    def flat(*leaves: Any) -> Any:
-        return act(*jax.tree.unflatten(structure, leaves))
-
-    options = dict(FOR_SMALL_PROGRAMS)
-    xla = jax.jit(flat).lower(*leaves).compile(compiler_options=options)
-    closed = jax.make_jaxpr(flat)(*leaves)
-    onnx = onnx_engine.through_onnx(closed, "actor", jax.devices()[0], options)
-    return (
-        f"actor, {name}, {envs} environments",
-        "onnx",
-        lambda: jax.block_until_ready(xla(*leaves)),
-        lambda: jax.block_until_ready(onnx(*leaves)),
-    )
+def _driver(task: Task, how: str) -> Driver:
+    runtime = task.runtime("gpu-only", implementations={"discounted_sums": how})
+    (picked,) = runtime.picks.values()
+    assert picked["discounted_sums"].how == how, picked
+    return Driver(runtime)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from fragflow.runtime.devices import accelerator, places, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
 from fragflow.runtime.equality import equality, with_figures
 from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
-from fragflow.runtime.implementations import inexact
+from fragflow.runtime.implementations import in_words, inexact
 from fragflow.runtime.initialise import evaluate_with_host
 from fragflow.runtime.lagged import LaggedRuntime
 from fragflow.runtime.local import LocalRuntime
@@ -181,7 +181,7 @@ def run(
         programs=engine.num_programs,
         equality=ready.equality,
         probe=ready.probe,
-        implementations=_implementations(engine),
+        implementations=in_words(engine.picks),
         compile_seconds=time.perf_counter() - began,
         state=ready.state,
     )
@@ -215,10 +215,6 @@ class _Ready:
     iterations: int
     steps: int
     state: Callable[[], Any]
-
-
-def _implementations(engine: Engine) -> dict[str, str]:
-    return {name: how for chosen in engine.picks.values() for name, how in chosen.items()}
 
 
 def _check_numbers(experiment: Experiment) -> None:

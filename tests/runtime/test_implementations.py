@@ -1,8 +1,7 @@
-"""Kernels and actors that are computed in several ways: one meaning, and who picks."""
+"""Kernels that are computed in several ways: one meaning, who picks, and what a run says of it."""
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import pytest
 import fragflow.api as ff
 from fragflow import ops
 from fragflow._jax import bind, kernels_in, with_kernels
+from fragflow.algorithms.a3c import A2C
 from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.ppo import PPO
 from fragflow.api.kernel import KERNELS, kernel
@@ -24,14 +24,13 @@ from fragflow.ops import native
 from fragflow.policies import Deployment
 from fragflow.policies.named import named_policy
 from fragflow.run import Experiment, Outcome, run
-from fragflow.runtime import onnx_engine
-from fragflow.runtime.implementations import kernel_programs, pick
-from fragflow.runtime.plan import Plan, make_plan
-from graph.toy import Drift, Toy
+from fragflow.runtime.computed import read_off
+from fragflow.runtime.implementations import Way, as_compiled, in_words, kernel_programs, pick
+from fragflow.runtime.plan import make_plan
+from graph.toy import Drift
 from graph.wrong import Small
 
 needs_cpp = pytest.mark.skipif(native.absent() is not None, reason=f"cpp: {native.absent()}")
-needs_onnx = pytest.mark.skipif(onnx_engine.absent() is not None, reason="ONNX Runtime is an extra")
 
 SHAPES = [(1, 1), (2, 3), (128, 16), (33, 130), (16, 4, 5), (7,)]
 
@@ -45,7 +44,7 @@ def rewards(shape: tuple[int, ...], seed: int = 0) -> tuple[jax.Array, jax.Array
 def by(implementation: str, function: Callable[..., Any], *args: Any) -> Any:
     """`function` compiled with another implementation of the kernel in it."""
     eqn = jax.make_jaxpr(jax.jit(function))(*args).jaxpr.eqns[0]
-    other = kernel_programs({"discounted_sums": implementation}, "cpu")
+    other = kernel_programs({"discounted_sums": Way(implementation)}, "cpu")
     return jax.jit(lambda *leaves: bind(with_kernels(eqn, other), leaves))(*args)
 
 
@@ -117,7 +116,7 @@ def test_what_is_mapped_or_differentiated_stays_the_reference() -> None:
 @needs_cpp
 def test_the_compiled_program_calls_it() -> None:
     eqn = jax.make_jaxpr(ops.discounted_sums)(*rewards((4, 4))).jaxpr.eqns[0]
-    other = kernel_programs({"discounted_sums": "cpp"}, "cpu")
+    other = kernel_programs({"discounted_sums": Way("cpp")}, "cpu")
     assert "ffi_call" in str(with_kernels(eqn, other))
     assert "ffi_call" not in str(with_kernels(eqn, kernel_programs({}, "cpu")))
 
@@ -131,7 +130,7 @@ def test_a_kernel_of_your_own() -> None:
     try:
         assert double(jnp.float32(3)) == 6.0
         closed = jax.make_jaxpr(double)(jnp.float32(3))
-        other = kernel_programs({"tests.double": "twice"}, "cpu")
+        other = kernel_programs({"tests.double": Way("twice")}, "cpu")
         assert "mul" in str(with_kernels(closed.jaxpr.eqns[0], other))
         with pytest.raises(TraceError, match="already one of"):
             kernel("discounted_sums")(double.reference)
@@ -217,35 +216,6 @@ def test_pallas_is_interpreted_on_a_cpu() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-@needs_onnx
-@pytest.mark.parametrize(
-    ("env", "policy", "workers"),
-    [
-        ("gymnasium:Pendulum-v1", "single-learner-fine", 2),
-        pytest.param("gymnasium:Pendulum-v1", "single-learner-coarse", 1, marks=pytest.mark.slow),
-        pytest.param("CartPole-v1", "single-learner-fine", 1, marks=pytest.mark.slow),
-        pytest.param("gymnax:Breakout-MinAtar", "single-learner-fine", 1, marks=pytest.mark.legacy),
-    ],
-)
-def test_an_actor_in_onnx_runtime_learns_the_same(env: str, policy: str, workers: int) -> None:
-    plain = trained(env, policy, workers)
-    other = trained(env, policy, workers, (("actor", "onnx"),))
-    assert other.start.implementations["actor"] == "onnx"
-    assert other.start.equality.startswith("rounding: ")
-    assert "actor=onnx" in other.start.equality
-    for a, b in zip(jax.tree.leaves(other.state), jax.tree.leaves(plain.state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
-
-
-@needs_onnx
-def test_other_algorithms_actors_too() -> None:
-    impala = IMPALA(rollout_length=16, hidden=(32,))
-    plain = trained("gymnasium:Pendulum-v1", algorithm=impala)
-    other = trained("gymnasium:Pendulum-v1", algorithm=impala, asked=(("actor", "onnx"),))
-    for a, b in zip(jax.tree.leaves(other.state), jax.tree.leaves(plain.state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
-
-
 @pytest.mark.parametrize(
     ("asked", "env", "policy", "message"),
     [
@@ -256,11 +226,6 @@ def test_other_algorithms_actors_too() -> None:
             "gpu-only",
             "expected one of xla, cpp, pallas",
         ),
-        (("actor", "tensorrt"), "CartPole-v1", "gpu-only", "expected xla or onnx"),
-        pytest.param(
-            *(("actor", "onnx"), "CartPole-v1", "gpu-only", "inside a larger XLA program"),
-            marks=needs_onnx,
-        ),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -270,19 +235,6 @@ def test_what_cannot_be_is_refused(
         trained(env, policy, 1, (asked,))
 
 
-def test_an_actor_that_is_not_there_is_not_ignored() -> None:
-    fdg = cut(traced(Toy(), Drift(), 8), named_policy("gpu-only"), Deployment())
-    plan = make_plan(fdg)
-    bare = Plan(
-        parts={
-            name: replace(part, fragment=replace(part.fragment, components=()))
-            for name, part in plan.parts.items()
-        }
-    )
-    with pytest.raises(ConfigError, match="nothing called 'actor' is in this graph"):
-        pick(bare, {"actor": "onnx"})
-
-
 def test_absent_implementations_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "LIBRARY", native.LIBRARY.with_name("missing.so"))
     native._load.cache_clear()
@@ -290,23 +242,82 @@ def test_absent_implementations_say_why(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(ConfigError, match="no C\\+\\+ compiler"):
             trained("CartPole-v1", "gpu-only", 1, (("discounted_sums", "cpp"),))
         outcome = trained.__wrapped__("CartPole-v1", "gpu-only")
-        assert outcome.start.implementations == {"discounted_sums": "xla"}
+        said = outcome.start.implementations["discounted_sums"]
+        assert said.startswith("xla (cpp is absent: it was not built")
     finally:
         native._load.cache_clear()
 
 
-@needs_onnx
-def test_onnx_differs_by_rounding_hence_is_not_deterministic() -> None:
-    experiment = Experiment(
-        algorithm=PPO(rollout_length=16),
-        environment=make_environment("gymnasium:Pendulum-v1"),
-        num_envs=8,
-        total_steps=128,
+FOREIGN = 'custom_call_target="fragflow_discounted_sums"'
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What XLA has made of every program that is compiled meanwhile."""
+    found: list[str] = []
+
+    def keep(lowered: Any, text: str, expected: Any) -> Any:
+        found.append(text)
+        return read_off(lowered, text, expected)
+
+    monkeypatch.setattr("fragflow.runtime.compiled.read_off", keep)
+    return found
+
+
+@needs_cpp
+@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA])
+def test_a_run_that_names_it_calls_it(algorithm: Any, texts: list[str]) -> None:
+    made = algorithm(rollout_length=4, hidden=(8,))
+    for how in ("cpp", "xla"):
+        texts.clear()
+        asked = () if how == "cpp" else (("discounted_sums", how),)
+        outcome = trained.__wrapped__("CartPole-v1", "single-learner-coarse", 2, asked, made)
+        assert outcome.start.implementations == {"discounted_sums": how}
+        assert any(FOREIGN in text for text in texts) == (how == "cpp")
+
+
+@needs_cpp
+def test_one_that_is_not_in_the_program_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason: here nothing is replaced."""
+    monkeypatch.setattr("fragflow.runtime.evaluate.with_kernels", lambda eqn, other: eqn)
+    outcome = trained.__wrapped__("CartPole-v1", "gpu-only")
+    assert outcome.start.implementations == {
+        "discounted_sums": "xla (cpp is not in the compiled program)"
+    }
+
+
+def way_of(direction: Callable[..., Any], asked: dict[str, str] | None = None) -> dict[str, str]:
+    fdg = cut(
+        traced(Small(direction=direction), Drift(), 8), named_policy("gpu-only"), Deployment()
     )
-    with pytest.raises(ConfigError, match="leave out --deterministic"):
-        run(
-            experiment,
-            named_policy("single-learner-coarse"),
-            deterministic=True,
-            implementations={"actor": "onnx"},
-        )
+    return in_words(pick(make_plan(fdg), asked))
+
+
+@needs_cpp
+def test_why_it_does_not_fit_is_said() -> None:
+    def once(x: jax.Array) -> jax.Array:
+        return ff.all_mean(jnp.mean(ops.discounted_sums(x[None], x[None])[0], 0))
+
+    def mapped(x: jax.Array) -> jax.Array:
+        sums = jax.vmap(ops.discounted_sums)(x[:, None], x[:, None])
+        return ff.all_mean(jnp.mean(sums[:, 0], 0))
+
+    def half(x: jax.Array) -> jax.Array:
+        return once(x.astype(jnp.float16)).astype(x.dtype)
+
+    assert way_of(lambda x, n, key: once(x)) == {"discounted_sums": "cpp"}
+    (way,) = way_of(lambda x, n, key: mapped(x)).values()
+    assert way.startswith("xla (cpp did not fit: the call was mapped, differentiated or cut down")
+    (way,) = way_of(lambda x, n, key: half(x)).values()
+    assert way.startswith("xla (cpp did not fit: it cannot take float16[1,8")
+    (way,) = way_of(lambda x, n, key: once(x) + mapped(x)).values()
+    assert way.startswith("cpp (in 1 of 2 calls; it did not fit: ")
+    with pytest.raises(ConfigError, match="discounted_sums=cpp: cpp did not fit: the call was"):
+        way_of(lambda x, n, key: mapped(x), {"discounted_sums": "cpp"})
+
+
+def test_fragments_that_compute_differently_are_told_apart() -> None:
+    picks = {"a": {"k": Way("cpp")}, "b": {"k": Way("xla", "cpp did not fit: so")}}
+    found = as_compiled(picks, {"a": frozenset({("k", "cpp")})})
+    assert in_words(found) == {"k": "cpp in a, xla (cpp did not fit: so) in b"}
+    assert in_words(as_compiled(picks, {}))["k"].startswith("xla (cpp is not in the compiled")

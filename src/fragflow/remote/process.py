@@ -162,7 +162,8 @@ class WorkerProcess:
         fragment, method, arguments = content
         return [np.asarray(a) for a in self.pools[fragment].call(method, *arguments)]
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: Order) -> dict[str, list[tuple[str, str]]]:
+        """Answers by which implementations its programs compute kernels."""
         self.timeout_seconds = order.timeout_seconds
         channels: Any
         if order.fdg.server is None:
@@ -184,6 +185,7 @@ class WorkerProcess:
             self.marker = Marker(order, self.crew, self.post, self._answer)
         if order.fdg.server is not None:
             self.hand = Hand(order.fdg, self.crew, channels)
+        return {worker.name: sorted(worker.computed) for worker in workers}
 
     def _worker(self, order: Order, duty: Duty, channels: Any) -> Worker:
         fragment = duty.part.fragment

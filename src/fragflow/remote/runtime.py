@@ -94,7 +94,8 @@ def _start(
     for berth, order in zip(fleet.berths, orders, strict=True):
         fleet.process(berth).begin("order", order)
     for berth in fleet.berths:
-        fleet.process(berth).finish()
+        for fragment, computed in fleet.process(berth).finish().items():
+            assembly.found(fragment, frozenset((name, how) for name, how in computed))
     replaceable = ExpendableCrew if fleet.fdg.server is None else RestartingCrew
     return [
         replaceable(fleet, berth, order)

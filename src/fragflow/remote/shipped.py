@@ -1,5 +1,6 @@
 """Programs that travel: exported where the algorithm is known, compiled where they run."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,14 @@ from jax import export
 
 from fragflow.errors import ConfigError
 from fragflow.graph.ir import Value
-from fragflow.runtime.compiled import Draft, Engine, Program, compile_safely
+from fragflow.ops import native
+from fragflow.runtime.compiled import Draft, Program, compile_safely
 from fragflow.runtime.layout import Group, Layout, OneDevice
 
-FOREIGN_CALLS = ("fragflow_discounted_sums",)
-"""functions in C++ that programs call: every process has them from the same installation"""
+FOREIGN_CALLS = {"fragflow_discounted_sums": native.absent}
+"""functions in C++ that programs call, and what makes them known to a process, or says why not"""
+
+_TARGET = re.compile(r"\b\w+_\w+\b(?=[,'\]])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +33,12 @@ class Shipped:
     options: Mapping[str, Any]
     name: str
     line: str
+    expected: tuple[tuple[str, str], ...]
+    """kernels and the implementations that were picked"""
 
 
-def ship(draft: Draft, engine: Engine | None) -> Shipped:
+def ship(draft: Draft) -> Shipped:
     """Exports a segment."""
-    if engine is not None:
-        raise ConfigError(
-            "implementation actor=onnx: only the local runtime has it. Leave it out, or use "
-            "--runtime local"
-        )
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in FOREIGN_CALLS]
 
     def exported(inline: bool) -> bytes:
@@ -53,6 +54,14 @@ def ship(draft: Draft, engine: Engine | None) -> Shipped:
                 f"{draft.name}, which runs {draft.line}, calls back into Python, which only this "
                 "process can do: leave the callback out, or use --runtime local"
             ) from error
+        except ValueError as error:
+            if "custom calls whose targets" not in str(error):
+                raise
+            names = ", ".join(sorted(set(_TARGET.findall(str(error))))) or "of another library"
+            raise ConfigError(
+                f"{draft.name}, which runs {draft.line}, calls foreign functions ({names}) that "
+                "only this process knows: leave them out, or use --runtime local"
+            ) from error
 
     return Shipped(
         plain=exported(False),
@@ -63,11 +72,18 @@ def ship(draft: Draft, engine: Engine | None) -> Shipped:
         options=dict(draft.options),
         name=draft.name,
         line=draft.line,
+        expected=tuple(sorted(draft.expected)),
     )
 
 
 def compile_shipped(shipped: Shipped, layout: Layout) -> Program:
     """Compiles a program for where this process runs it."""
+    for name, absent in FOREIGN_CALLS.items():
+        if name.encode() in shipped.plain and (reason := absent()):
+            raise ConfigError(
+                f"{shipped.name} calls {name}, which this worker's machine does not have: {reason}"
+                ". Or compute by XLA: --implementation discounted_sums=xla"
+            )
 
     def lowered(inline: bool) -> Any:
         loaded = export.deserialize(bytearray(shipped.inlined if inline else shipped.plain))
@@ -77,12 +93,16 @@ def compile_shipped(shipped: Shipped, layout: Layout) -> Program:
         ]
         return jax.jit(loaded.call, donate_argnums=shipped.donated).lower(*types)
 
+    call, computed = compile_safely(
+        lowered, dict(shipped.options) or None, frozenset(shipped.expected)
+    )
     return Program(
-        call=compile_safely(lowered, dict(shipped.options) or None),
+        call=call,
         inputs=shipped.inputs,
         outputs=shipped.outputs,
         name=shipped.name,
         line=shipped.line,
+        computed=computed,
     )
 
 

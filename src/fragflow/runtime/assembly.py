@@ -1,6 +1,7 @@
 """Everything that a graph's workers need before they start: programs, devices, first values."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fragflow._jax import REPLICA_AXIS, plain_aval
+from fragflow.api.kernel import REFERENCE
 from fragflow.errors import ConfigError
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
@@ -16,13 +18,14 @@ from fragflow.graph.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.blocks import blocked_operations
 from fragflow.runtime.compiled import (
     Draft,
-    Engine,
+    Program,
     compile_draft,
     draft_segment,
     draft_training,
 )
+from fragflow.runtime.computed import Computed
 from fragflow.runtime.evaluate import Setting
-from fragflow.runtime.implementations import engine_for, kernel_programs, pick
+from fragflow.runtime.implementations import Picks, as_compiled, kernel_programs, pick
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of
 from fragflow.runtime.parcels import fan, is_joined, part_name
 from fragflow.runtime.plan import Part, Plan
@@ -71,7 +74,8 @@ class Assembly:
         self.fdg = fdg
         self.plan = plan
         self.num_programs = 0
-        self.picks = pick(plan, implementations, is_deterministic=row_kinds is not None)
+        self._picks = pick(plan, implementations, is_deterministic=row_kinds is not None)
+        self._computed: dict[str, Computed] = {}
         self._state = state
         self._sources = sources
         self._row_kinds = row_kinds
@@ -85,6 +89,15 @@ class Assembly:
             for name, part in plan.parts.items()
         )
 
+    @property
+    def picks(self) -> Picks:
+        """How kernels are computed by the programs that have been compiled."""
+        return as_compiled(self._picks, self._computed)
+
+    def found(self, name: str, computed: Computed) -> None:
+        """Notes what is in a fragment's compiled programs, here or where it runs."""
+        self._computed[name] = self._computed.get(name, frozenset()) | computed
+
     def layouts(self, name: str) -> list[Layout]:
         """Where the replicas of a fragment are; a group's are all in one place."""
         return self._layouts[name]
@@ -93,12 +106,16 @@ class Assembly:
         self,
         name: str,
         layout: Layout,
-        finish: Callable[[Draft, Engine | None], Any] = compile_draft,
+        finish: Callable[[Draft], Any] = compile_draft,
     ) -> list[Any]:
         """A fragment's programs, made of drafts by `finish`; replicas on one device share them."""
         key = (name, _device_key(layout))
         if key not in self._compiled:
-            self._compiled[key] = self._compile(self.plan.parts[name], layout, finish)
+            made = self._compile(self.plan.parts[name], layout, finish)
+            self._compiled[key] = made
+            for program in made:
+                if isinstance(program, Program):
+                    self.found(name, program.computed)
         return self._compiled[key]
 
     def first_values(
@@ -131,13 +148,13 @@ class Assembly:
             values[carry.init] = values[carry.inside] = first
         return values
 
-    def _compile(
-        self, part: Part, layout: Layout, finish: Callable[[Draft, Engine | None], Any]
-    ) -> list[Any]:
+    def _compile(self, part: Part, layout: Layout, finish: Callable[[Draft], Any]) -> list[Any]:
         fragment = part.fragment
         avals = self._avals(part, fragment.extent)
         kinds = self.fdg.kinds[fragment.name]
         setting = self._setting(part, layout, fragment.extent)
+        picked = self._picks[fragment.name]
+        expected = frozenset((k, way.how) for k, way in picked.items() if way.how != REFERENCE)
         programs = []
         if part.fused:
             self._progress("compiling", self.num_programs, self._total)
@@ -152,18 +169,17 @@ class Assembly:
                 self._compiler_options,
                 part.in_place,
             )
-            programs.append(finish(draft, None))
+            programs.append(finish(replace(draft, expected=expected)))
             self.num_programs += 1
         for index, segment in enumerate(part.segments):
             self._progress("compiling", self.num_programs, self._total)
             name = f"{fragment.name}/{index}"
-            engine = engine_for(self.picks[fragment.name], segment, fragment)
             types, how = avals, setting
             if segment.extent is not None:
                 types = self._avals(part, segment.extent)
                 how = self._setting(part, layout, segment.extent)
             draft = draft_segment(segment, types, kinds, layout, how, name, self._compiler_options)
-            programs.append(finish(draft, engine))
+            programs.append(finish(replace(draft, expected=expected)))
             self.num_programs += 1
         self._progress("compiling", self.num_programs, self._total)
         return programs
@@ -179,7 +195,7 @@ class Assembly:
             extent=extent,
             group=fragment.replicas if fragment.group else 1,
             replacements=replacements,
-            kernels=kernel_programs(self.picks[fragment.name], layout.platform),
+            kernels=kernel_programs(self._picks[fragment.name], layout.platform),
         )
 
     def _avals(self, part: Part, extent: Extent) -> dict[Value, Any]:

@@ -68,13 +68,13 @@ class AsyncRuntime:
             implementations=implementations,
             progress=progress,
         )
-        self.picks = self._assembly.picks
         self._hands: list[Any] = self._start(plan)
         self._desk = Desk()
         self._server = self._worker(fdg.server, 0, self._desk)
         self._server_crew = Crew([self._server], write(fdg, plan, [fdg.server]))
         self._kept_by_sender = self._server_rows()
         self.num_programs = self._assembly.num_programs
+        self.picks = self._assembly.picks
         self.total_iterations = int(sources["total_iterations"])
         self._letters: list[dict[int, tuple[Metrics, int]]] = [{} for _ in range(workers)]
         """by worker and iteration, what the server made of a letter, and its lag"""

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fragflow._jax import ClosedJaxpr, plain_aval
+from fragflow._jax import plain_aval
 from fragflow.graph.ir import Fragment, Value
 from fragflow.graph.kinds import Kind, Tag
+from fragflow.runtime.computed import Computed, read_off
 from fragflow.runtime.evaluate import Setting, evaluate, training_chunk
-from fragflow.runtime.layout import Layout, OneDevice, kind_of, plain_function
+from fragflow.runtime.layout import Layout, kind_of, plain_function
 from fragflow.runtime.segments import Segment
 from fragflow.runtime.shared_operands import has_call_with_shared_operands
 
@@ -23,9 +24,6 @@ FOR_SMALL_PROGRAMS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 
 START, COUNT = "start@chunk", "count@chunk"
 
-Engine = Callable[[ClosedJaxpr, Any, dict[str, Any]], Callable[..., Sequence[Any]]]
-"""(program, device, compiler options) → what to call in its place"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
@@ -36,6 +34,8 @@ class Program:
     outputs: tuple[Value, ...]
     name: str
     line: str
+    computed: Computed = frozenset()
+    """implementations of kernels that were found in it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ class Draft:
     """the compiler's"""
     name: str
     line: str
+    expected: Computed = frozenset()
+    """implementations of kernels that were picked"""
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
@@ -73,30 +75,35 @@ class Draft:
         return jax.jit(wrapped, donate_argnums=self.donated)
 
 
-def compile_draft(draft: Draft, engine: Engine | None = None) -> Program:
-    """Compiles a segment; `engine` runs a part of it outside XLA."""
-    options = dict(draft.options)
-    if engine is not None:
-        assert isinstance(draft.layout, OneDevice), "an engine is not picked for a group"
-        closed = jax.make_jaxpr(draft.function(inline=False))(*draft.types)
-        call = engine(closed, draft.layout.device, options)
-    else:
-        call = compile_safely(
-            lambda inline: draft.jitted(inline).lower(*draft.types), options or None
-        )
+def compile_draft(draft: Draft) -> Program:
+    """Compiles a segment."""
+    call, computed = compile_safely(
+        lambda inline: draft.jitted(inline).lower(*draft.types),
+        dict(draft.options) or None,
+        draft.expected,
+    )
     return Program(
-        call=call, inputs=draft.inputs, outputs=draft.outputs, name=draft.name, line=draft.line
+        call=call,
+        inputs=draft.inputs,
+        outputs=draft.outputs,
+        name=draft.name,
+        line=draft.line,
+        computed=computed,
     )
 
 
 def compile_safely(
-    lowered: Callable[[bool], Any], options: Mapping[str, Any] | None
-) -> Callable[..., Sequence[jax.Array]]:
+    lowered: Callable[[bool], Any], options: Mapping[str, Any] | None, expected: Computed
+) -> tuple[Callable[..., Sequence[jax.Array]], Computed]:
     """Compiles with components apart, and inlined only if XLA would get them wrong."""
-    program = lowered(False).compile(compiler_options=options)
-    if has_call_with_shared_operands(program.as_text()):
-        return lowered(True).compile(compiler_options=options)
-    return program
+    asked = lowered(False)
+    program = asked.compile(compiler_options=options)
+    text = program.as_text()
+    if has_call_with_shared_operands(text):
+        asked = lowered(True)
+        program = asked.compile(compiler_options=options)
+        text = program.as_text()
+    return program, read_off(asked, text, expected)
 
 
 def draft_segment(

@@ -9,6 +9,7 @@ import numpy as np
 
 from fragflow.graph.trace import SOURCES, leaf_labels
 from fragflow.runtime.host import HostPool
+from fragflow.runtime.implementations import Picks
 
 Iteration = Callable[..., tuple[Any, Any]]
 
@@ -17,7 +18,7 @@ class EagerRuntime:
     """Runs one iteration at a time with `jit` switched off."""
 
     num_programs = 0
-    picks: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    picks: Picks = MappingProxyType({})
     num_messages = 0
     bytes_moved = 0
 

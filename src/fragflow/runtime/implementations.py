@@ -1,26 +1,34 @@
 """Picks how each fragment computes what can be computed in several ways."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fragflow._jax import ClosedJaxpr, kernels_in
+from fragflow._jax import ClosedJaxpr, dead_code_removed, kernels_in
 from fragflow.api.kernel import KERNELS, REFERENCE, Implementation, reference_program
 from fragflow.errors import ConfigError, did_you_mean
 from fragflow.graph.ir import FDG, Fragment, Op, walk
 from fragflow.graph.relation import distance
-from fragflow.runtime import onnx_engine
-from fragflow.runtime.compiled import Engine
-from fragflow.runtime.plan import Part, Plan
-from fragflow.runtime.segments import Segment
+from fragflow.runtime.computed import Computed, marked
+from fragflow.runtime.plan import Plan
 
-ACTOR, ONNX = "actor", "onnx"
-"""the component that an inference engine may run, and the engine"""
 
-Picks = Mapping[str, Mapping[str, str]]
-"""by fragment, for each kernel or component: the name of its implementation"""
+class Way(NamedTuple):
+    """How a kernel is computed, and what there is to say about it."""
+
+    how: str
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.how} ({self.note})" if self.note else self.how
+
+
+Picks = Mapping[str, Mapping[str, Way]]
+"""by fragment, for each kernel"""
 
 
 def pick(
@@ -31,22 +39,19 @@ def pick(
     With `is_deterministic` the default is XLA throughout.
     """
     asked = asked or {}
-    picks: dict[str, dict[str, str]] = {}
+    picks: dict[str, dict[str, Way]] = {}
     for name, part in plan.parts.items():
         fragment = part.fragment
-        kernels = _kernels(fragment)
+        calls = _calls(fragment)
         picks[name] = {
-            kernel: _kernel(kernel, avals, fragment, asked.get(kernel), is_deterministic)
-            for kernel, avals in kernels.items()
+            kernel: _way(kernel, programs, fragment, asked.get(kernel), is_deterministic)
+            for kernel, programs in calls.items()
         }
-        for kernel, how in picks[name].items():
-            if how != REFERENCE:
-                _compare(kernel, how, kernels[kernel], fragment.device)
-        if ACTOR in asked and ACTOR in fragment.components:
-            picks[name][ACTOR] = _actor(part, asked[ACTOR], is_deterministic)
+        for kernel, way in picks[name].items():
+            if way.how != REFERENCE:
+                for program in _fitting(kernel, way.how, calls[kernel]):
+                    _compare(kernel, way.how, program.in_avals, fragment.device)
     known = {kernel for chosen in picks.values() for kernel in chosen}
-    if any(ACTOR in part.fragment.components for part in plan.parts.values()):
-        known.add(ACTOR)
     for name in asked:
         if name not in known:
             raise ConfigError(
@@ -57,102 +62,152 @@ def pick(
 
 
 def kernel_programs(
-    picks: Mapping[str, str], platform: str
+    picks: Mapping[str, Way], platform: str
 ) -> Callable[[str, ClosedJaxpr], ClosedJaxpr | None]:
     """A function that gives the picked program in the place of a kernel's own."""
 
     def other(name: str, closed: ClosedJaxpr) -> ClosedJaxpr | None:
-        if picks.get(name, REFERENCE) == REFERENCE:
+        how = picks[name].how if name in picks else REFERENCE
+        if how == REFERENCE:
             return None
-        chosen = KERNELS[name].implementations[picks[name]]
-        avals = closed.in_avals
-        # Mapped over a further axis, or differentiated, it is another function by now.
-        if str(closed) != str(reference_program(name, avals)) or not chosen.fits(avals):
+        chosen = KERNELS[name].implementations[how]
+        if _misfit(name, chosen, closed):
             return None
-        return jax.make_jaxpr(lambda *args: chosen.call(*args, platform=platform))(*avals)
+        call = marked(lambda *args: chosen.call(*args, platform=platform), how)
+        return jax.make_jaxpr(call)(*closed.in_avals)
 
     return other
 
 
-def engine_for(picks: Mapping[str, str], segment: Segment, fragment: Fragment) -> Engine | None:
-    """What runs a part of a segment outside XLA, if that was picked."""
-    if picks.get(ACTOR) != ONNX or not _has_actor(segment.nodes):
-        return None
+def as_compiled(picks: Picks, computed: Mapping[str, Computed]) -> Picks:
+    """What was picked, and is in the programs that were compiled; the reference for all else."""
 
-    def engine(closed: ClosedJaxpr, device: Any, compiler_options: dict[str, Any]) -> Any:
-        sharers = fragment.replicas
-        return onnx_engine.through_onnx(closed, ACTOR, device, compiler_options, sharers)
+    def checked(fragment: str, name: str, way: Way) -> Way:
+        if way.how == REFERENCE or (name, way.how) in computed.get(fragment, frozenset()):
+            return way
+        return Way(REFERENCE, f"{way.how} is not in the compiled program")
 
-    return engine
+    return {
+        fragment: {name: checked(fragment, name, way) for name, way in chosen.items()}
+        for fragment, chosen in picks.items()
+    }
+
+
+def in_words(picks: Picks) -> dict[str, str]:
+    """By kernel, how it is computed; by fragment where they differ."""
+    ways: dict[str, dict[str, str]] = {}
+    for fragment, chosen in picks.items():
+        for name, way in chosen.items():
+            ways.setdefault(name, {})[fragment] = way.text
+    return {
+        name: next(iter(by.values()))
+        if len(set(by.values())) == 1
+        else ", ".join(f"{text} in {fragment}" for fragment, text in by.items())
+        for name, by in ways.items()
+    }
 
 
 def inexact(fdg: FDG, picks: Picks) -> list[str]:
     """The implementations whose results differ from XLA's by rounding."""
     found = set()
     for fragment, chosen in picks.items():
-        for name, implementation in chosen.items():
-            known = KERNELS[name].implementations if name in KERNELS else {}
-            here = known[implementation].picked_on if implementation in known else ()
-            if implementation != REFERENCE and fdg.fragments[fragment].device not in here:
-                found.add(f"{name}={implementation}")
+        for name, way in chosen.items():
+            known = KERNELS[name].implementations
+            here = known[way.how].picked_on if way.how in known else ()
+            if way.how != REFERENCE and fdg.fragments[fragment].device not in here:
+                found.add(f"{name}={way.how}")
     return sorted(found)
 
 
-def explained(chosen: Mapping[str, str]) -> dict[str, str]:
-    """What was picked, in words: with why it is not what is usually picked, if that is absent."""
-    return {name: how + _why_not_another(name, how) for name, how in chosen.items()}
-
-
-def _why_not_another(name: str, how: str) -> str:
-    others = KERNELS[name].implementations.values() if name in KERNELS else ()
-    usual = [other for other in others if other.picked_on]
-    reasons = [f"{u.name} is absent: {reason}" for u in usual if (reason := u.absent())]
-    return f" ({'; '.join(reasons)})" if how == REFERENCE and reasons else ""
-
-
-def _kernels(fragment: Fragment) -> dict[str, Sequence[Any]]:
-    """The kernels that a fragment calls, and the types of their arguments."""
-    found: dict[str, Sequence[Any]] = {}
+def _calls(fragment: Fragment) -> dict[str, list[ClosedJaxpr]]:
+    """The kernels that a fragment calls, and the program of every call."""
+    found: dict[str, list[ClosedJaxpr]] = {}
     for node in walk(fragment.loop.body):
         if isinstance(node, Op):
             for name, closed in kernels_in(node.eqns[fragment.extent]):
                 if name in KERNELS:
-                    found.setdefault(name, closed.in_avals)
+                    found.setdefault(name, []).append(closed)
     return found
 
 
-def _kernel(
+def _way(
     name: str,
-    avals: Sequence[Any],
+    programs: Sequence[ClosedJaxpr],
     fragment: Fragment,
     asked: str | None,
     is_deterministic: bool,
-) -> str:
+) -> Way:
     implementations = KERNELS[name].implementations
     if asked is None:
-        return REFERENCE if is_deterministic else _default(implementations, avals, fragment.device)
+        return Way(REFERENCE) if is_deterministic else _default(name, programs, fragment.device)
     if asked == REFERENCE:
-        return asked
+        return Way(asked)
     if asked not in implementations:
         raise ConfigError(
             f"implementation {name}={asked}: expected one of "
             f"{', '.join((REFERENCE, *implementations))}"
         )
-    chosen = implementations[asked]
-    reason = chosen.absent() or ("" if chosen.fits(avals) else "it cannot take these arrays")
-    if reason:
-        raise ConfigError(f"implementation {name}={asked}: {reason}")
-    return asked
+    way = _tried(name, implementations[asked], programs)
+    if way.how == REFERENCE:
+        raise ConfigError(f"implementation {name}={asked}: {way.note}")
+    return way
 
 
-def _default(
-    implementations: Mapping[str, Implementation], avals: Sequence[Any], platform: str
-) -> str:
-    for name, implementation in implementations.items():
-        suits = platform in implementation.picked_on and implementation.fits(avals)
-        if suits and implementation.absent() is None:
-            return name
-    return REFERENCE
+def _default(name: str, programs: Sequence[ClosedJaxpr], platform: str) -> Way:
+    ways = [
+        _tried(name, implementation, programs)
+        for implementation in KERNELS[name].implementations.values()
+        if platform in implementation.picked_on
+    ]
+    usable = [way for way in ways if way.how != REFERENCE]
+    notes = "; ".join(way.note for way in ways)
+    return usable[0] if usable else Way(REFERENCE, notes)
+
+
+def _tried(name: str, implementation: Implementation, programs: Sequence[ClosedJaxpr]) -> Way:
+    """The way that this implementation is; the reference, with why, if it cannot be used."""
+    how = implementation.name
+    reason = implementation.absent()
+    if reason is not None:
+        return Way(REFERENCE, f"{how} is absent: {reason}")
+    misfits = [why for p in programs if (why := _misfit(name, implementation, p))]
+    if len(misfits) == len(programs):
+        return Way(REFERENCE, f"{how} did not fit: {misfits[0]}")
+    if misfits:
+        fitting = len(programs) - len(misfits)
+        return Way(how, f"in {fitting} of {len(programs)} calls; it did not fit: {misfits[0]}")
+    return Way(how)
+
+
+def _fitting(name: str, how: str, programs: Sequence[ClosedJaxpr]) -> list[ClosedJaxpr]:
+    implementation = KERNELS[name].implementations[how]
+    return [p for p in programs if not _misfit(name, implementation, p)]
+
+
+def _misfit(name: str, implementation: Implementation, closed: ClosedJaxpr) -> str:
+    """Why an implementation cannot stand for a call of its kernel; nothing if it can."""
+    avals = closed.in_avals
+    other = "the call was mapped, differentiated or cut down, so that it is another function"
+    try:
+        reference = reference_program(name, avals)
+    except TypeError:  # an argument that nothing needs is not there any more
+        return other
+    if _text(closed) != _text(reference):
+        return other
+    if not implementation.fits(avals):
+        return f"it cannot take {', '.join(a.str_short() for a in avals)}"
+    return ""
+
+
+def _text(closed: ClosedJaxpr) -> str:
+    """A program in words, its variables numbered in their order: what nothing needs is left out.
+
+    So is it when an algorithm is traced.
+    """
+    return _ADDRESS.sub("", str(dead_code_removed(closed)))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 TOLERANCE = 1e-3
@@ -194,32 +249,3 @@ def _compare(name: str, how: str, avals: Sequence[Any], platform: str) -> None:
         f"implementation {name}={how} {what} from the kernel's reference, for random {shapes}: it "
         f"must compute what the reference does (--implementation {name}={REFERENCE} leaves it out)"
     )
-
-
-def _actor(part: Part, asked: str, is_deterministic: bool) -> str:
-    fragment = part.fragment
-    if asked == REFERENCE:
-        return asked
-    if asked != ONNX:
-        raise ConfigError(f"implementation {ACTOR}={asked}: expected {REFERENCE} or {ONNX}")
-    reason = onnx_engine.absent()
-    if reason is None and is_deterministic:
-        reason = "its results differ from XLA's by rounding: leave out --deterministic"
-    if reason is None and fragment.device != "cpu":
-        reason = f"it runs on CPUs, and fragment {fragment.name!r} on {fragment.device}"
-    if reason is None and (
-        part.fused or fragment.group or not any(_has_actor(s.nodes) for s in part.segments)
-    ):
-        reason = (
-            f"in fragment {fragment.name!r} the actor is inside a larger XLA program. A worker "
-            "calls it by itself where environments are on the host, or on other workers "
-            "(--policy single-learner-fine)"
-        )
-    if reason is not None:
-        raise ConfigError(f"implementation {ACTOR}={asked}: {reason}")
-    return asked
-
-
-def _has_actor(nodes: Sequence[Any]) -> bool:
-    """Whether the actor is called in these nodes themselves, not in a loop of theirs."""
-    return any(isinstance(node, Op) and ACTOR in node.components for node in nodes)

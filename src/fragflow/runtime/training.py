@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from fragflow.errors import NonFiniteError
+from fragflow.runtime.implementations import Picks
 from fragflow.runtime.observer import Observer, Row
 
 CHUNK_SECONDS = 0.25
@@ -17,7 +18,7 @@ class Engine(Protocol):
     """What runs iterations: a runtime."""
 
     num_programs: int
-    picks: Mapping[str, Mapping[str, str]]
+    picks: Picks
     """by fragment, how it computes what has several implementations"""
 
     @property

@@ -13,6 +13,7 @@ from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.graph.kinds import UNIFORM, varying
 from fragflow.runtime.channels import Lanes
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
+from fragflow.runtime.computed import Computed
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Layout, kind_of, on_host
 from fragflow.runtime.parcels import fan, incoming, is_sent, outgoing
@@ -48,6 +49,11 @@ class Worker:
         self._fdg = fdg
         self._layout = layout
         self._channels = channels
+
+    @property
+    def computed(self) -> Computed:
+        """Implementations of kernels that were found in its programs."""
+        return frozenset().union(*(program.computed for program in self.programs))
 
     def run_fused(self, start: int, count: int) -> Metrics:
         """Runs iterations that need no messages: as one call, or as few."""

@@ -146,7 +146,7 @@ def _show(words: list[str]) -> int:
     from fragflow.policies import Deployment
     from fragflow.run import Experiment, graph
     from fragflow.runtime.devices import accelerator
-    from fragflow.runtime.implementations import explained, pick
+    from fragflow.runtime.implementations import pick
     from fragflow.runtime.plan import make_plan
     from fragflow.tools import names
 
@@ -172,9 +172,10 @@ def _show(words: list[str]) -> int:
         from fragflow.graph.show import render
 
         asked = names.parse_arguments(values["implementation"], "--implementation")
-        picks = pick(make_plan(fdg), asked)
-        if values["format"] == "text":
-            picks = {fragment: explained(chosen) for fragment, chosen in picks.items()}
+        picks = {
+            fragment: {name: way.text for name, way in chosen.items()}
+            for fragment, chosen in pick(make_plan(fdg), asked).items()
+        }
         title = f"{values['algorithm']} on {values['env']}"
         text = render(fdg, values["format"], title, picks)
     print(text.rstrip("\n"))

@@ -103,8 +103,8 @@ DEPLOYMENT = (
         kind=tuple[str, ...],
         metavar="NAME=HOW",
         default=(),
-        help="how to compute a kernel or the actor: discounted_sums=xla|cpp|pallas, "
-        "actor=xla|onnx; by default the workers pick",
+        help="how to compute a kernel: discounted_sums=xla|cpp|pallas, or one of your own; by "
+        "default the workers pick",
         shown_default="repeatable",
         is_repeatable=True,
     ),

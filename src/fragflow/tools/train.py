@@ -131,7 +131,7 @@ def train(
     name. `total_steps` is rounded up to whole iterations. `sync` (lockstep, lag=K, async, async=K)
     replaces how the policy's fragments are synchronised; `first` how many environments of a worker
     are acted on at a time (EnvPool's, the first that have answered); `implementations` how kernels
-    and the actor are computed, as in `{"actor": "onnx"}`. `cluster` is where the ray runtime
+    are computed, as in `{"discounted_sums": "xla"}`. `cluster` is where the ray runtime
     runs, or the path of a `cluster.toml` that says so. `probe=False` leaves out the trial of what
     replicas compute, before the run. With `run_dir`, configuration, metrics,
     weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fragflow.run import Row, Start, mean_return
-from fragflow.runtime.implementations import explained
 from fragflow.runtime.observer import RECENT_EPISODES
 from fragflow.tools.evaluate import Evaluator, HostEvaluator
 from fragflow.tools.progress import Display, Update, fragments_text, losses_of
@@ -66,7 +65,7 @@ class Watcher:
         self._display.note(f"equality with one undivided program: {start.equality}")
         self._display.note(f"probe: {start.probe}")
         if start.implementations:
-            ways = [f"{name} by {how}" for name, how in explained(start.implementations).items()]
+            ways = [f"{name} by {how}" for name, how in start.implementations.items()]
             self._display.note(f"computed: {', '.join(ways)}")
         if rounding:
             self._display.note(rounding)
