@@ -309,6 +309,14 @@ def inner_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     yield from core.jaxprs_in_params(eqn.params)
 
 
+def programs_in(eqn: Eqn) -> Iterator[ClosedJaxpr]:
+    """The same, with the constants that they have."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, Jaxpr | ClosedJaxpr):
+                yield closed_jaxpr(inner)
+
+
 # Reading and re-evaluating equations.
 
 

@@ -127,6 +127,17 @@ def test_own_policy_is_printed() -> None:
     assert re.findall(r"^message ([a-z>]+)", picture, re.M)
 
 
+def test_an_engine_of_one_s_own_computes_what_xla_does() -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    xla, onnx = (example("onnx_network").train(how, total_steps=256) for how in ("xla", "onnx"))
+    said = onnx.implementations["example.layers"]
+    assert re.match(r"onnx in environment\+actor, xla \(onnx did not fit: .*\) in learner", said)
+    assert onnx.equality == "rounding: example.layers=onnx"
+    for a, b in zip(jax.tree.leaves(onnx.state), jax.tree.leaves(xla.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 80

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import Eqn
-from fragflow.graph.kinds import CONSTANT, COUNT, UNIFORM, Kind, mixed, row_number, varying
+from fragflow.graph.kinds import CONSTANT, COUNT, UNIFORM, Kind, Tag, mixed, row_number, varying
 from fragflow.graph.pair import Pair
 
 _POSITION = "differs from environment to environment by its position"
@@ -54,10 +54,14 @@ def _sized(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int]) -> Kind:
     one_x, one_y = x.take([0], axis), y.take([0], axis)
     degree = _degree(one_x, one_y, sizes)
     grows = x.shape[axis] * sizes[1] == y.shape[axis] * sizes[0] and x.shape[axis] % sizes[0] == 0
-    if degree is None or not grows or not ((x == one_x).all() and (y == one_y).all()):
+    if degree is None or not grows or not (_repeats(x, one_x) and _repeats(y, one_y)):
         return mixed(_POSITION, CONSTANT)
     inner = x.shape[axis] // sizes[0]
     return varying(axis, inner=inner, flexible=True, zero=not x.any(), degree=degree)
+
+
+def _repeats(x: np.ndarray, one: np.ndarray) -> bool:
+    return same_bits(x, np.broadcast_to(one, x.shape))
 
 
 def _is_arange(x: np.ndarray) -> bool:
@@ -65,24 +69,51 @@ def _is_arange(x: np.ndarray) -> bool:
 
 
 def _degree(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int]) -> int | None:
-    """d, if x = R^d y with R = sizes[0] / sizes[1]: by definition a value of that degree."""
-    if x.dtype.kind not in "iuf" and not jnp.issubdtype(x.dtype, jnp.floating):
-        return 0 if np.array_equal(x, y, equal_nan=x.dtype.kind == "c") else None
-    whole, part = sizes
-    if x.dtype.kind in "iu":
-        large, small = x.astype(object), y.astype(object)
-        for degree in (0, 1, -1, 2, -2, 3, -3):
-            up, down = (part, whole) if degree > 0 else (whole, part)
-            if np.all(large * up ** abs(degree) == small * down ** abs(degree)):
-                return degree
+    """d, if x = R^d y with R = sizes[0] / sizes[1]: by definition a value of that degree.
+
+    Of degree 0 is what has the same bits: a last digit of bfloat16 is a percent, and -0.0 and 0.0
+    are two numbers to some functions.
+    """
+    if same_bits(x, y):
+        return 0
+    is_whole = x.dtype.kind in "iu"
+    if not is_whole and not jnp.issubdtype(x.dtype, jnp.floating):
         return None
-    large, small = x.astype(np.float64), y.astype(np.float64)
-    # How a number such as 1 / n was rounded is no difference.
-    close = 4 * float(jnp.finfo(x.dtype if x.dtype != np.float64 else np.float32).eps)
-    for degree in (0, 1, -1, 2, -2, 3, -3):
-        if np.allclose(large, small * (whole / part) ** degree, rtol=close, atol=0, equal_nan=True):
+    whole, part = sizes
+    for degree in (1, -1, 2, -2, 3, -3):
+        up, down = (part, whole) if degree > 0 else (whole, part)
+        if is_whole:
+            large, small = x.astype(object), y.astype(object)
+            holds = bool(np.all(large * up ** abs(degree) == small * down ** abs(degree)))
+        else:
+            holds = _round_from_one(x, y, (whole / part) ** degree)
+        if holds:
             return degree
     return None
+
+
+def same_bits(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+
+
+def _round_from_one(x: np.ndarray, y: np.ndarray, scale: float) -> bool:
+    """Whether there are exact numbers c such that x is c, and y is c / scale, rounded."""
+    (low_x, high_x), (low_y, high_y) = _rounded_to(x), _rounded_to(y)
+    if low_x is None or low_y is None or not np.array_equal(np.signbit(x), np.signbit(y)):
+        return False
+    return bool(np.all((low_x < high_y * scale) & (low_y * scale < high_x) | (x == 0) & (y == 0)))
+
+
+def _rounded_to(x: np.ndarray) -> tuple[Any, Any]:
+    """Between which numbers lies what is rounded to x; None of what is not finite, or too small."""
+    info = jnp.finfo(x.dtype)
+    exact = x.astype(np.float64)
+    if not np.isfinite(exact).all() or np.any((np.abs(exact) < float(info.tiny)) & (exact != 0)):
+        return None, None
+    _, exponent = np.frexp(exact)
+    half = np.ldexp(0.5, exponent - int(info.nmant) - 1)
+    # Below a power of two numbers are twice as dense; that they are not taken so is no harm.
+    return exact - half, exact + half
 
 
 def _quotient(x: Any, y: Any) -> Any:
@@ -141,6 +172,8 @@ def folded(pair: Pair, kinds: Sequence[Kind], sizes: tuple[int, int]) -> list[Ki
     compute = _FOLDED.get(pair.name)
     if compute is None or not kinds or any(k.values is None for k in kinds):
         return None
+    if _is_kept_wide(pair.a, kinds):
+        return None
     results: list[Any] = []
     for side, eqn in enumerate((pair.a, pair.b)):
         variables = [*eqn.invars, *eqn.outvars]
@@ -162,7 +195,22 @@ def folded(pair: Pair, kinds: Sequence[Kind], sizes: tuple[int, int]) -> list[Ki
         if kept is None:
             return None
         results.append(kept)
-    return [constant_kind(results[0], results[1], sizes)]
+    found = constant_kind(results[0], results[1], sizes)
+    # Divided by another number than a power of two, a multiple is rounded otherwise: not one number
+    # and its multiple, but degrees still add up.
+    return None if found.tag is Tag.MIXED and not _is_power_of_two(sizes) else [found]
+
+
+def _is_power_of_two(sizes: tuple[int, int]) -> bool:
+    times = sizes[0] // sizes[1]
+    return times & (times - 1) == 0
+
+
+def _is_kept_wide(eqn: Eqn, kinds: Sequence[Kind]) -> bool:
+    """Whether XLA may keep more digits than NumPy, of a result whose sides are not the same."""
+    dtype = eqn.outvars[0].aval.dtype
+    is_narrow = jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits < 32
+    return is_narrow and any(k.values is not None and k.values[0] != k.values[1] for k in kinds)
 
 
 _JUMPS = frozenset(("floor", "ceil", "sign", "lt", "le", "gt", "ge", "eq", "ne"))

@@ -15,6 +15,7 @@ import numpy as np
 
 from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, calls_back, closed_jaxpr
 from fragflow.api.rows import digest
+from fragflow.graph.constants import same_bits
 from fragflow.graph.kinds import COUNT, EXACT, LOCAL, SIZED, STRUCTURE, Kind, Tag, mixed
 from fragflow.graph.pair import Pair, sized_dims
 from fragflow.graph.rule_table import TABLE, Entry
@@ -75,13 +76,17 @@ def same_parameters(pair: Pair) -> bool:
     return True
 
 
+_NUMBERS = (np.ndarray, np.generic, jax.Array, float, complex)
+"""what is compared bit by bit: -0.0 equals 0.0, and is another number to some functions"""
+
+
 def _equal(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, Jaxpr | ClosedJaxpr) and isinstance(b, Jaxpr | ClosedJaxpr):
         return digest(closed_jaxpr(a)) == digest(closed_jaxpr(b))
-    if isinstance(a, np.ndarray | jax.Array) and isinstance(b, np.ndarray | jax.Array):
-        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
+        return type(a) is type(b) and same_bits(np.asarray(a), np.asarray(b))
     if isinstance(a, tuple | list) and type(a) is type(b):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
     try:
@@ -122,6 +127,8 @@ _CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
 def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
     """Whether this does to a value, of type `old`, what it would do to exact numbers."""
     wraps = wraps_around(old)
+    if kind.tag is Tag.PARTIAL and _is_coarse(old):
+        return False
     if pair.name in ("neg", "add", "add_any", "sub"):
         return not (wraps and kind.tag is Tag.PARTIAL and kind.reduction != "sum")
     if pair.name == "div":
@@ -144,10 +151,16 @@ def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
     if "b" in (old.kind, new.kind) or wraps:
         return False
     if was_float and is_float:
-        return kind.tag is not Tag.PARTIAL or digits_of(new) >= min(digits_of(old), kind.digits)
+        enough = digits_of(new) >= min(digits_of(old), kind.digits) and not _is_coarse(new)
+        return kind.tag is not Tag.PARTIAL or enough
     if is_float:
         return digits_of(new) >= digits_of(np.dtype(np.float32))
     return not was_float and bool(np.can_cast(old, new, "safe"))
+
+
+def _is_coarse(dtype: Any) -> bool:
+    """Whether it is a float of a byte or less: sums leave its range, and rounding is a tenth."""
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 16
 
 
 def wraps_around(dtype: Any) -> bool:

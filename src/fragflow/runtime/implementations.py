@@ -52,12 +52,15 @@ def pick(
                 for program in _fitting(kernel, way.how, calls[kernel]):
                     _compare(kernel, way.how, program.in_avals, fragment.device)
     known = {kernel for chosen in picks.values() for kernel in chosen}
-    for name in asked:
+    for name, how in asked.items():
         if name not in known:
             raise ConfigError(
-                f"implementation {name}={asked[name]}: nothing called {name!r} is in this graph. "
+                f"implementation {name}={how}: nothing called {name!r} is in this graph. "
                 f"There are: {', '.join(sorted(known)) or 'none'}.{did_you_mean(name, known)}"
             )
+        ways = [chosen[name] for chosen in picks.values() if name in chosen]
+        if how not in {way.how for way in ways}:
+            raise ConfigError(f"implementation {name}={how}: {ways[0].note}")
     return picks
 
 
@@ -147,10 +150,7 @@ def _way(
             f"implementation {name}={asked}: expected one of "
             f"{', '.join((REFERENCE, *implementations))}"
         )
-    way = _tried(name, implementations[asked], programs)
-    if way.how == REFERENCE:
-        raise ConfigError(f"implementation {name}={asked}: {way.note}")
-    return way
+    return _tried(name, implementations[asked], programs)
 
 
 def _default(name: str, programs: Sequence[ClosedJaxpr], platform: str) -> Way:
