@@ -1,7 +1,9 @@
 """A loop around one expression: tests ask whether two replicas would compute it rightly."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -100,3 +102,21 @@ def refusal(
     except (ReplicaError, TraceError) as error:
         return str(error)
     return None
+
+
+def named_in(message: str) -> set[tuple[str, int]]:
+    """The files that a message names, and their lines; 0 where it names none."""
+    found = re.findall(r"([\w./-]+\.py)\b(?::(\d+))?", message)
+    return {(Path(file).name, int(line or 0)) for file, line in found}
+
+
+def files_named_in(message: str) -> set[str]:
+    return {file for file, _ in named_in(message)}
+
+
+def lines_of(function: Callable[..., Any]) -> set[int]:
+    """The lines of a function, with those of functions in it."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if hasattr(c, "co_positions")]
+    return {line for c in codes for line, *_ in c.co_positions() if line}

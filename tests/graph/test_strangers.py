@@ -19,6 +19,7 @@ from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, Outcome, graph, run
 from graph.strangers import WRONG, Program, Told
 from graph.strangers_right import RIGHT
+from graph.telling import files_named_in
 from graph.toy import Drift
 
 NUM_ENVS = 8
@@ -211,6 +212,7 @@ def test_mistakes_are_refused(program: Program, place: Place, workers: int) -> N
         assert "the metric told depends on how many environments" in message
     else:
         assert line_blamed(message, program) is not None, message
+        assert files_named_in(message) == {Path(inspect.getfile(program.tell)).name}
 
 
 @right
