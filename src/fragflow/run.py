@@ -198,8 +198,8 @@ def run(
         start=start,
         env_steps=len(rows) * ready.steps,
         train_seconds=seconds,
-        messages=engine.num_messages,
-        bytes_moved=engine.bytes_moved,
+        messages=engine.sent.messages,
+        bytes_moved=engine.sent.bytes,
         replacements=getattr(engine, "replacements", 0),
     )
 

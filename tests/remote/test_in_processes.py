@@ -116,7 +116,7 @@ def test_lag() -> None:
     threads, processes = (
         train(algorithm, sync="lag=1", runtime=r, iterations=5) for r in ("local", "processes")
     )
-    jax.tree.map(np.testing.assert_array_equal, threads.state, processes.state)
+    assert_same(threads, processes)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,20 @@ def test_lag() -> None:
     ],
     ids=["a3c", "impala"],
 )
-def test_asynchronous_workers(algorithm: Any, policy: str) -> None:
+def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    call = contact.RemoteProcess.call
+
+    def watched(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
+        found = call(self, word, content, on_mark)
+        if word == "work":
+            payloads = [*(content[1] or {}).values(), *found[1].values()]
+            sent.extend(sum(a.nbytes for a in p if a is not None) for p in payloads)
+        return found
+
+    monkeypatch.setattr(contact.RemoteProcess, "call", watched)
     outcome = train(algorithm, policy, sync="async=4", iterations=8)
+    assert (outcome.messages, outcome.bytes_moved) == (len(sent), sum(sent))
     assert len(outcome.rows) == 8
     assert max(row.metrics["lag_max"] for row in outcome.rows) <= 4
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))

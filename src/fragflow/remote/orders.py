@@ -34,6 +34,7 @@ from fragflow.runtime.plan import LoopPlan, Part
 from fragflow.runtime.schedule import Ask, Enter, Get, Keep, Put, Repeat, Run, Turn
 from fragflow.runtime.script import Script
 from fragflow.runtime.segments import HostCall, Segment
+from fragflow.runtime.sent import Sent
 from fragflow.runtime.turn_plan import Turns
 
 
@@ -92,11 +93,13 @@ class Mark:
     counts: Mapping[int, int]
     """by lane, messages sent or taken"""
     metrics: Mapping[str, Mapping[Value, Any]]
+    sent: Sent
+    """by this process, so far"""
 
 
 CODEC = Codec(
     [
-        *(Hosting, Membership, Duty, Order, Mark, Shipped, LaneInfo, Address, Recipe),
+        *(Hosting, Membership, Duty, Order, Mark, Sent, Shipped, LaneInfo, Address, Recipe),
         *(FDG, Program, Fragment, Extent, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
         *(Kind, Tag, Part, LoopPlan, Segment, HostCall, Turns, Script),
         *(Run, Ask, Keep, Turn, Put, Get, Enter, Repeat),

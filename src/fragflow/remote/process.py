@@ -44,6 +44,7 @@ from fragflow.runtime.hand import Hand
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of, on_host
 from fragflow.runtime.office import Desk
+from fragflow.runtime.sent import Sent, together
 from fragflow.runtime.worker import Worker
 
 PATIENCE_SECONDS = 3.0
@@ -217,25 +218,35 @@ class WorkerProcess:
         assert self.post is not None
         self.post.open(message, sender, receiver).put(payload)
 
-    def _run(self, content: tuple[int, int]) -> dict[str, dict[str, list[np.ndarray]]]:
+    def _run(self, content: tuple[int, int]) -> tuple[dict[str, Any], Sent]:
         assert self.crew is not None
         if self.marker is not None:
             self.marker.run(*content)
-            return {}
+            return {}, self._sent()
         metrics = self.crew.run(*content)
-        return {worker.name: found for worker, found in metrics.items()}
+        return {worker.name: found for worker, found in metrics.items()}, self._sent()
 
     def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
         assert self.hand is not None
         metrics, payloads = self.hand.work(*content)
-        return dict(metrics), {name: arrays_of(payload) for name, payload in payloads.items()}
+        told = {name: arrays_of(payload) for name, payload in payloads.items()}
+        return dict(metrics), told, self._sent()
 
-    def _state(self, _content: None) -> dict[str, dict[str, np.ndarray]]:
+    def _state(self, _content: None) -> tuple[dict[str, Any], Sent]:
         assert self.crew is not None
-        return {
+        state = {
             name: {value: on_host(array) for value, array in worker.state().items()}
             for name, worker in self.crew.workers.items()
         }
+        return state, self._sent()
+
+    def _sent(self) -> Sent:
+        """By this process, so far."""
+        if self.hand is not None:
+            return self.hand.sent
+        assert self.crew is not None
+        assert self.post is not None
+        return together([self.post.sent, self.crew.sent])
 
 
 def _told(error: BaseException) -> dict[str, str]:

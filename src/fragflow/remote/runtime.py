@@ -23,6 +23,7 @@ from fragflow.runtime.layout import OneDevice
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.plan import Part, Plan
 from fragflow.runtime.roster import Station
+from fragflow.runtime.sent import Sent
 
 
 class InProcesses(LocalRuntime):
@@ -161,6 +162,9 @@ def _device_numbers(part: Part, station: Station) -> tuple[int, ...]:
 
 class _Preloading:
     """Has senders of late messages begin with first values, which they keep like all they send."""
+
+    sent = Sent()
+    """nothing: it is the senders that send, and count it"""
 
     def __init__(self, fleet: Fleet, sources: Mapping[tuple[str, int, int], RemoteProcess]):
         self._fleet = fleet
