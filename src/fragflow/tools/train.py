@@ -64,8 +64,6 @@ class Result:
     bytes_moved: int
     replacements: int
     """worker processes that were lost, and replaced"""
-    bound: str | None
-    """the resource that limits the speed; None if it is not known"""
     equality: str
     """how this run relates to one undivided program"""
     probe: str
@@ -264,8 +262,6 @@ def _result(
         messages=outcome.messages,
         bytes_moved=outcome.bytes_moved,
         replacements=outcome.replacements,
-        # Without messages there is nothing to wait for; with them, only a profile could tell.
-        bound="compute" if outcome.messages == 0 else None,
         equality=outcome.start.equality,
         probe=outcome.start.probe,
         implementations=outcome.start.implementations,
