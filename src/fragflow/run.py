@@ -30,7 +30,7 @@ from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
 from fragflow.remote.cluster import Cluster as Cluster
 from fragflow.runtime.asynchronous import AsyncRuntime
 from fragflow.runtime.bits import other_bits
-from fragflow.runtime.devices import accelerator, places, prepare_devices
+from fragflow.runtime.devices import deployment_here, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
 from fragflow.runtime.equality import equality, with_figures
 from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
@@ -151,9 +151,7 @@ def run(
     else:
         prepare_devices(policy, Deployment(workers=workers, learners=learners))
         observer.phase("tracing", 0, 1)
-        deployment = Deployment(
-            workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
-        )
+        deployment = deployment_here(workers, learners, slots)
         source, local = _source(experiment, policy, deployment)
         fdg = cut(source, policy, local, options, deterministic=deterministic)
         ready = _prepare_local(
@@ -178,6 +176,7 @@ def run(
         fdg=ready.fdg,
         iterations=ready.iterations,
         steps_per_iteration=ready.steps,
+        devices=engine.devices,
         programs=engine.num_programs,
         equality=ready.equality,
         probe=ready.probe,

@@ -20,7 +20,7 @@ SUMMARY_FIELDS = {
     *("iterations", "compile_seconds", "train_seconds", "steps_per_second", "mean_return"),
     *("eval_return", "episodes", "params_sha256", "programs", "messages", "bytes_moved"),
     *("replacements", "equality", "load", "interrupted", "versions", "sync", "implementations"),
-    "probe",
+    *("probe", "devices"),
 }
 
 
@@ -40,6 +40,7 @@ def test_summary(finished: Finished) -> None:
     assert summary["policy"] == "gpu-only"
     assert summary["env_steps"] == 128
     assert summary["interrupted"] is False
+    assert summary["devices"] == {"loop": ["cpu:0"]}
 
 
 def test_config_says_what_was_resolved(finished: Finished) -> None:

@@ -77,6 +77,8 @@ def test_bits_are_those_of_threads(policy: str, workers: int) -> None:
         for runtime in ("local", "processes")
     ]
     assert_same(*outcomes)
+    here, there = ({f: len(d) for f, d in o.start.devices.items()} for o in outcomes)
+    assert here == there
 
 
 def test_large_messages_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

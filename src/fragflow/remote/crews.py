@@ -31,6 +31,8 @@ class RemoteWorker:
         self.name = duty.part.fragment.name
         self.replicas = duty.replicas
         self.part = duty.part
+        self.devices: Sequence[str] = ()
+        """as its process has told"""
         self._crew = crew
         self._first = duty.values
 

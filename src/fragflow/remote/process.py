@@ -32,7 +32,7 @@ from fragflow.remote.frames import arrays_of
 from fragflow.remote.groups import Membership, free_endpoint, join
 from fragflow.remote.lanes import POLL_MILLISECONDS, Moves, Post
 from fragflow.remote.marks import Marker
-from fragflow.remote.orders import CODEC, Duty, Hosting, Order
+from fragflow.remote.orders import CODEC, Duty, Hosting, Order, Settled
 from fragflow.remote.recipes import make
 from fragflow.remote.shipped import compile_shipped
 from fragflow.remote.versions import versions
@@ -163,8 +163,8 @@ class WorkerProcess:
         fragment, method, arguments = content
         return [np.asarray(a) for a in self.pools[fragment].call(method, *arguments)]
 
-    def _order(self, order: Order) -> dict[str, list[tuple[str, str]]]:
-        """Answers by which implementations its programs compute kernels."""
+    def _order(self, order: Order) -> dict[str, Settled]:
+        """Answers what has become of each worker."""
         self.timeout_seconds = order.timeout_seconds
         channels: Any
         if order.fdg.server is None:
@@ -186,7 +186,10 @@ class WorkerProcess:
             self.marker = Marker(order, self.crew, self.post, self._answer)
         if order.fdg.server is not None:
             self.hand = Hand(order.fdg, self.crew, channels)
-        return {worker.name: sorted(worker.computed) for worker in workers}
+        return {
+            worker.name: Settled(computed=worker.computed, devices=tuple(worker.devices))
+            for worker in workers
+        }
 
     def _worker(self, order: Order, duty: Duty, channels: Any) -> Worker:
         fragment = duty.part.fragment

@@ -94,16 +94,18 @@ def _start(
     orders = [_order(fleet, berth, assembly, kinds, timeout_seconds) for berth in fleet.berths]
     for berth, order in zip(fleet.berths, orders, strict=True):
         fleet.process(berth).begin("order", order)
-    for berth in fleet.berths:
-        for fragment, computed in fleet.process(berth).finish().items():
-            assembly.found(fragment, frozenset((name, how) for name, how in computed))
     replaceable = ExpendableCrew if fleet.fdg.server is None else RestartingCrew
-    return [
+    crews: list[RemoteCrew] = [
         replaceable(fleet, berth, order)
         if berth.name in order.expendable
         else RemoteCrew(fleet.process(berth), order, fleet.partners(berth))
         for berth, order in zip(fleet.berths, orders, strict=True)
     ]
+    for crew in crews:
+        for fragment, settled in crew.process.finish().items():
+            assembly.found(fragment, settled.computed)
+            crew.workers[fragment].devices = settled.devices
+    return crews
 
 
 def _order(

@@ -22,6 +22,8 @@ from fragflow.runtime.crew import Crew
 from fragflow.runtime.hand import Hand
 from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
+from fragflow.runtime.local import devices_of
+from fragflow.runtime.observer import Devices
 from fragflow.runtime.office import Desk, Letter, Office
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.script import write
@@ -92,6 +94,11 @@ class AsyncRuntime:
     def sent(self) -> Sent:
         """What workers have handed in, and the answers that they were given."""
         return together(hand.sent for hand in self._hands)
+
+    @property
+    def devices(self) -> Devices:
+        workers = [worker for hand in self._hands for worker in hand.workers.values()]
+        return devices_of([*workers, self._server])
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Results of `count` iterations of every worker; meanwhile they may go on."""

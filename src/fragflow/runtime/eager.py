@@ -10,6 +10,7 @@ import numpy as np
 from fragflow.graph.trace import SOURCES, leaf_labels
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.implementations import Picks
+from fragflow.runtime.observer import Devices
 from fragflow.runtime.sent import Sent
 
 Iteration = Callable[..., tuple[Any, Any]]
@@ -21,6 +22,7 @@ class EagerRuntime:
     num_programs = 0
     picks: Picks = MappingProxyType({})
     sent = Sent()
+    devices: Devices = MappingProxyType({})
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from fragflow.runtime.channels import Channels, Closed
 from fragflow.runtime.crew import Crew
 from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
+from fragflow.runtime.observer import Devices
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.roster import Station, rosters
 from fragflow.runtime.sent import Sent, together
@@ -76,6 +77,10 @@ class LocalRuntime:
     def sent(self) -> Sent:
         """What replicas have sent one another, as those count it who send."""
         return together([self._channels.sent, *(crew.sent for crew in self._crews)])
+
+    @property
+    def devices(self) -> Devices:
+        return devices_of(self._workers)
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Runs `count` iterations; for each, every metric's label and value."""
@@ -199,6 +204,14 @@ class LocalRuntime:
                     else arrays[0]
                 )
         return rows
+
+
+def devices_of(workers: Sequence[Any]) -> Devices:
+    """By fragment, where its replicas are."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        found.setdefault(worker.name, []).extend(worker.devices)
+    return found
 
 
 def _in_order_of(plan: Plan, crews: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fragflow.errors import NonFiniteError
 from fragflow.runtime.implementations import Picks
-from fragflow.runtime.observer import Observer, Row
+from fragflow.runtime.observer import Devices, Observer, Row
 from fragflow.runtime.sent import Sent
 
 CHUNK_SECONDS = 0.25
@@ -24,6 +24,8 @@ class Engine(Protocol):
 
     @property
     def sent(self) -> Sent: ...
+    @property
+    def devices(self) -> Devices: ...
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Metrics of `count` iterations by label; some threads may go on with the next ones."""
         ...

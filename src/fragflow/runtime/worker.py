@@ -51,6 +51,11 @@ class Worker:
         self._channels = channels
 
     @property
+    def devices(self) -> list[str]:
+        """Those of its replicas."""
+        return [f"{device.platform}:{device.id}" for device in self._layout.devices]
+
+    @property
     def computed(self) -> Computed:
         """Implementations of kernels that were found in its programs."""
         return frozenset().union(*(program.computed for program in self.programs))

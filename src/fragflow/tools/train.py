@@ -59,6 +59,8 @@ class Result:
     episodes: int
     params_sha256: str
     """over the bytes of the parameters in pytree order"""
+    devices: Mapping[str, Sequence[str]]
+    """by fragment, where each of its replicas was: `cpu:0`, in processes each's own"""
     programs: int
     messages: int
     bytes_moved: int
@@ -258,6 +260,7 @@ def _result(
         eval_return=watcher.evaluate_at_end(outcome.state),
         episodes=outcome.episodes,
         params_sha256=sha256_of(params_of(outcome.state)),
+        devices=outcome.start.devices,
         programs=outcome.start.programs,
         messages=outcome.messages,
         bytes_moved=outcome.bytes_moved,
