@@ -32,7 +32,7 @@ from fragflow.runtime.asynchronous import AsyncRuntime
 from fragflow.runtime.bits import other_bits
 from fragflow.runtime.devices import deployment_here, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
-from fragflow.runtime.equality import equality, with_figures
+from fragflow.runtime.equality import after_restarts, elsewhere, equality, with_figures
 from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
 from fragflow.runtime.implementations import in_words, inexact
 from fragflow.runtime.initialise import evaluate_with_host
@@ -74,6 +74,8 @@ class Outcome:
     train_seconds: float
     messages: int
     bytes_moved: int
+    equality: str
+    """how it relates to one undivided program, by what has happened"""
     replacements: int = 0
     """worker processes that were lost, and replaced"""
     load: tuple[float, float, float] = field(default_factory=os.getloadavg)
@@ -199,6 +201,7 @@ def run(
         train_seconds=seconds,
         messages=engine.sent.messages,
         bytes_moved=engine.sent.bytes,
+        equality=after_restarts(start.equality, getattr(engine, "restarts", 0)),
         replacements=getattr(engine, "replacements", 0),
     )
 
@@ -341,6 +344,7 @@ def _prepare_local(
     others = inexact(fdg, engine.picks)
     if others and not how_equal.startswith("different"):
         how_equal = with_figures(f"rounding: {', '.join(others)}", promise)
+    how_equal = elsewhere(how_equal, fdg, getattr(engine, "processors", ()))
 
     def state() -> Any:
         leaves = engine.state()

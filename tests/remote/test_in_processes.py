@@ -158,6 +158,7 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     disturbed = train(Toy(), policy, iterations=iterations, observer=observer)
     assert_same(undisturbed, disturbed)
     assert disturbed.replacements == 2
+    assert disturbed.equality == disturbed.start.equality
 
 
 @pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.slow), 3])
@@ -220,6 +221,8 @@ def test_environments_on_the_host_begin_anew_when_their_worker_is_lost() -> None
     observer = Signalling("_1.", signal.SIGKILL, at=(10,))
     outcome = train(algorithm, environment=PlainDrift(), iterations=400, observer=observer)
     assert (outcome.replacements, len(outcome.rows)) == (1, 400)
+    assert not outcome.start.equality.startswith("different")
+    assert outcome.equality == "different: workers lost, and begun anew with other episodes: 1"
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
 
 

@@ -32,7 +32,8 @@ class RemoteWorker:
         self.replicas = duty.replicas
         self.part = duty.part
         self.devices: Sequence[str] = ()
-        """as its process has told"""
+        self.processor = ""
+        """both as its process has told"""
         self._crew = crew
         self._first = duty.values
 
@@ -49,6 +50,9 @@ class RemoteWorker:
 
 class RemoteCrew:
     """The workers of a process, driven from here."""
+
+    restarts = 0
+    """how often it was replaced by one that began new episodes"""
 
     def __init__(
         self, process: RemoteProcess, order: Order, partners: Sequence[RemoteProcess] = ()

@@ -90,6 +90,7 @@ class Settled:
     computed: Computed
     """implementations of kernels that are in its programs"""
     devices: tuple[str, ...]
+    processor: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

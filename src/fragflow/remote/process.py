@@ -187,7 +187,11 @@ class WorkerProcess:
         if order.fdg.server is not None:
             self.hand = Hand(order.fdg, self.crew, channels)
         return {
-            worker.name: Settled(computed=worker.computed, devices=tuple(worker.devices))
+            worker.name: Settled(
+                computed=worker.computed,
+                devices=tuple(worker.devices),
+                processor=worker.processor,
+            )
             for worker in workers
         }
 

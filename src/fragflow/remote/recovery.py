@@ -113,6 +113,10 @@ class ExpendableCrew(_Replaceable):
         self._safe: Mark | None = None
         """the mark before those, or None for where it all began: what a replacement begins with"""
 
+    @property
+    def restarts(self) -> int:
+        return 0 if self._is_exact else self.replacements
+
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
         metrics: dict[RemoteWorker, Metrics] = {worker: {} for worker in self.workers.values()}
         done = begin = start

@@ -29,6 +29,16 @@ from fragflow.runtime.sent import Sent
 class InProcesses(LocalRuntime):
     """Starts crews in processes instead of threads."""
 
+    @property
+    def processors(self) -> Sequence[tuple[str, str]]:
+        """Each worker's fragment, and the model that it computes on."""
+        return [(worker.name, worker.processor) for worker in self._workers]
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were lost, with their episodes."""
+        return sum(crew.restarts for crew in self._crews)
+
     def __init__(self, fdg: FDG, *args: Any, fleet: Fleet, **settings: Any):
         self._fleet = fleet
         super().__init__(fdg, *args, **{**settings, "pools": None})
@@ -105,6 +115,7 @@ def _start(
         for fragment, settled in crew.process.finish().items():
             assembly.found(fragment, settled.computed)
             crew.workers[fragment].devices = settled.devices
+            crew.workers[fragment].processor = settled.processor
     return crews
 
 

@@ -1,8 +1,12 @@
 """Makes sure that JAX has as many devices as a policy needs."""
 
+import contextlib
 import functools
 import os
+import platform
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -117,5 +121,19 @@ def accelerator() -> str:
 
 def places() -> dict[str, int]:
     """How many replicas of a platform have an accelerator of their own."""
-    platform = accelerator()
-    return {} if platform == "cpu" else {platform: len(jax.devices())}
+    kind = accelerator()
+    return {} if kind == "cpu" else {kind: len(jax.devices())}
+
+
+def processor_of(device: Any) -> str:
+    """Its model: others have other kernels, with other bits."""
+    return device.device_kind if device.platform != "cpu" else _model_of_cpu()
+
+
+@functools.cache
+def _model_of_cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

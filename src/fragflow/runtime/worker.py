@@ -14,6 +14,7 @@ from fragflow.graph.kinds import UNIFORM, varying
 from fragflow.runtime.channels import Lanes
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
 from fragflow.runtime.computed import Computed
+from fragflow.runtime.devices import processor_of
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Layout, kind_of, on_host
 from fragflow.runtime.parcels import fan, incoming, is_sent, outgoing
@@ -54,6 +55,11 @@ class Worker:
     def devices(self) -> list[str]:
         """Those of its replicas."""
         return [f"{device.platform}:{device.id}" for device in self._layout.devices]
+
+    @property
+    def processor(self) -> str:
+        """The model of what it computes on."""
+        return processor_of(self._layout.devices[0])
 
     @property
     def computed(self) -> Computed:

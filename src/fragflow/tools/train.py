@@ -265,7 +265,7 @@ def _result(
         messages=outcome.messages,
         bytes_moved=outcome.bytes_moved,
         replacements=outcome.replacements,
-        equality=outcome.start.equality,
+        equality=outcome.equality,
         probe=outcome.start.probe,
         implementations=outcome.start.implementations,
         load=os.getloadavg()[0],
