@@ -82,6 +82,7 @@ def believed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         from fragflow.runtime.promise import NOT_DIVIDED
 
         monkeypatch.setattr("fragflow.run.tried", lambda *_, **__: NOT_DIVIDED)
+        monkeypatch.setattr("fragflow.run.other_bits", lambda *_, **__: None)
 
 
 def pytest_configure(config: pytest.Config) -> None:

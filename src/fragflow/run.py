@@ -30,9 +30,9 @@ from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
 from fragflow.remote.cluster import Cluster as Cluster
 from fragflow.runtime.asynchronous import AsyncRuntime
 from fragflow.runtime.bits import other_bits
-from fragflow.runtime.devices import accelerator, places, prepare_devices
+from fragflow.runtime.devices import deployment_here, prepare_devices
 from fragflow.runtime.eager import EagerRuntime
-from fragflow.runtime.equality import equality, with_figures
+from fragflow.runtime.equality import after_restarts, elsewhere, equality, with_figures
 from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
 from fragflow.runtime.implementations import in_words, inexact
 from fragflow.runtime.initialise import evaluate_with_host
@@ -74,6 +74,8 @@ class Outcome:
     train_seconds: float
     messages: int
     bytes_moved: int
+    equality: str
+    """how it relates to one undivided program, by what has happened"""
     replacements: int = 0
     """worker processes that were lost, and replaced"""
     load: tuple[float, float, float] = field(default_factory=os.getloadavg)
@@ -151,9 +153,7 @@ def run(
     else:
         prepare_devices(policy, Deployment(workers=workers, learners=learners))
         observer.phase("tracing", 0, 1)
-        deployment = Deployment(
-            workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
-        )
+        deployment = deployment_here(workers, learners, slots)
         source, local = _source(experiment, policy, deployment)
         fdg = cut(source, policy, local, options, deterministic=deterministic)
         ready = _prepare_local(
@@ -178,6 +178,7 @@ def run(
         fdg=ready.fdg,
         iterations=ready.iterations,
         steps_per_iteration=ready.steps,
+        devices=engine.devices,
         programs=engine.num_programs,
         equality=ready.equality,
         probe=ready.probe,
@@ -198,8 +199,9 @@ def run(
         start=start,
         env_steps=len(rows) * ready.steps,
         train_seconds=seconds,
-        messages=engine.num_messages,
-        bytes_moved=engine.bytes_moved,
+        messages=engine.sent.messages,
+        bytes_moved=engine.sent.bytes,
+        equality=after_restarts(start.equality, getattr(engine, "restarts", 0)),
         replacements=getattr(engine, "replacements", 0),
     )
 
@@ -342,6 +344,7 @@ def _prepare_local(
     others = inexact(fdg, engine.picks)
     if others and not how_equal.startswith("different"):
         how_equal = with_figures(f"rounding: {', '.join(others)}", promise)
+    how_equal = elsewhere(how_equal, fdg, getattr(engine, "processors", ()))
 
     def state() -> Any:
         leaves = engine.state()

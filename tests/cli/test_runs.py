@@ -18,9 +18,9 @@ from fragflow.tools.rundir import json_text, sha256_of
 SUMMARY_FIELDS = {
     *("algorithm", "env", "policy", "runtime", "workers", "learners", "seed", "env_steps"),
     *("iterations", "compile_seconds", "train_seconds", "steps_per_second", "mean_return"),
-    *("eval_return", "episodes", "params_sha256", "programs", "messages", "bytes_moved", "bound"),
+    *("eval_return", "episodes", "params_sha256", "programs", "messages", "bytes_moved"),
     *("replacements", "equality", "load", "interrupted", "versions", "sync", "implementations"),
-    "probe",
+    *("probe", "devices"),
 }
 
 
@@ -40,7 +40,7 @@ def test_summary(finished: Finished) -> None:
     assert summary["policy"] == "gpu-only"
     assert summary["env_steps"] == 128
     assert summary["interrupted"] is False
-    assert summary["bound"] == "compute"
+    assert summary["devices"] == {"loop": ["cpu:0"]}
 
 
 def test_config_says_what_was_resolved(finished: Finished) -> None:
@@ -85,7 +85,6 @@ def test_policy_does_not_change_what_is_learned() -> None:
     cut, whole = summary_of(Path("cut")), summary_of(Path("whole"))
     assert cut["params_sha256"] == whole["params_sha256"]
     assert cut["messages"] != 0
-    assert cut["bound"] is None
 
 
 def test_loaded_agent_acts_like_its_parameters(finished: Finished) -> None:

@@ -77,6 +77,8 @@ def test_bits_are_those_of_threads(policy: str, workers: int) -> None:
         for runtime in ("local", "processes")
     ]
     assert_same(*outcomes)
+    here, there = ({f: len(d) for f, d in o.start.devices.items()} for o in outcomes)
+    assert here == there
 
 
 def test_large_messages_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,7 @@ def test_lag() -> None:
     threads, processes = (
         train(algorithm, sync="lag=1", runtime=r, iterations=5) for r in ("local", "processes")
     )
-    jax.tree.map(np.testing.assert_array_equal, threads.state, processes.state)
+    assert_same(threads, processes)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,20 @@ def test_lag() -> None:
     ],
     ids=["a3c", "impala"],
 )
-def test_asynchronous_workers(algorithm: Any, policy: str) -> None:
+def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    call = contact.RemoteProcess.call
+
+    def watched(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
+        found = call(self, word, content, on_mark)
+        if word == "work":
+            payloads = [*(content[1] or {}).values(), *found[1].values()]
+            sent.extend(sum(a.nbytes for a in p if a is not None) for p in payloads)
+        return found
+
+    monkeypatch.setattr(contact.RemoteProcess, "call", watched)
     outcome = train(algorithm, policy, sync="async=4", iterations=8)
+    assert (outcome.messages, outcome.bytes_moved) == (len(sent), sum(sent))
     assert len(outcome.rows) == 8
     assert max(row.metrics["lag_max"] for row in outcome.rows) <= 4
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
@@ -144,6 +158,7 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     disturbed = train(Toy(), policy, iterations=iterations, observer=observer)
     assert_same(undisturbed, disturbed)
     assert disturbed.replacements == 2
+    assert disturbed.equality == disturbed.start.equality
 
 
 @pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.slow), 3])
@@ -206,6 +221,8 @@ def test_environments_on_the_host_begin_anew_when_their_worker_is_lost() -> None
     observer = Signalling("_1.", signal.SIGKILL, at=(10,))
     outcome = train(algorithm, environment=PlainDrift(), iterations=400, observer=observer)
     assert (outcome.replacements, len(outcome.rows)) == (1, 400)
+    assert not outcome.start.equality.startswith("different")
+    assert outcome.equality == "different: workers lost, and begun anew with other episodes: 1"
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
 
 

@@ -11,6 +11,7 @@ import pytest
 from fragflow.algorithms.a3c import A3C
 from fragflow.remote import contact
 from fragflow.remote.crews import RemoteCrew
+from fragflow.runtime.sent import Sent
 from graph.toy import Toy
 from remote.signals import KillingAll, Signalling
 from remote.training import assert_same, in_threads, train
@@ -58,12 +59,12 @@ def test_state_that_is_asked_for_while_the_next_iteration_begins_is_not_kept() -
 
         def call(self, word: str, content: Any = None) -> Any:
             if word == "state":
-                state = {"learner": {"params": self.made}}
+                state = {"learner": {"params": self.made}}, Sent()
                 if self.made == 1:
                     crew.run(1, 1)  # another thread's, when the answer is on its way
                 return state
             self.made += 1
-            return {}
+            return {}, Sent()
 
     crew = RemoteCrew(Process(), SimpleNamespace(duties=()))  # pyright: ignore[reportArgumentType]
     crew.run(0, 1)

@@ -28,6 +28,7 @@ from fragflow.remote.unix import Inbox, Outlet
 from fragflow.remote.wire import Line
 from fragflow.runtime.channels import Closed
 from fragflow.runtime.schedule import Run
+from fragflow.runtime.sent import Sent
 
 SMALL = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 ARRAYS = st.sampled_from(DTYPES).flatmap(
@@ -157,6 +158,8 @@ def test_messages_arrive_in_order_whatever_is_waited_for(posts: list[Post]) -> N
         assert (number, nothing) == (k, None)
         np.testing.assert_array_equal(array, large + k)
     sender.join()
+    assert here.sent == Sent(messages=6, bytes=3 * (4 + large.nbytes) + 3 * 8)
+    assert there.sent == Sent()
 
 
 def test_a_wait_ends(posts: list[Post]) -> None:
@@ -335,6 +338,8 @@ def test_a_receiver_may_move_before_its_sender_has_begun(tmp_path: Path) -> None
     there = Post("b", opened["b.1"][0], addresses, [_info(0)], 2.0)
     here.open("m0", 0, 0).put([np.int32(5)])
     here.idle()
+    # As the next one of those that are kept, and as itself: who has a number drops it.
+    assert here.sent == Sent(messages=2, bytes=8)
     assert there.get(there.open("m0", 0, 0), "m0") == [5]
     opened["b.0"][0].close()
     here.close()

@@ -46,4 +46,8 @@ def in_threads(algorithm: Any, policy: str = COARSE, **options: Any) -> Outcome:
 def assert_same(a: Outcome, b: Outcome) -> None:
     jax.tree.map(np.testing.assert_array_equal, a.state, b.state)
     assert [r.metrics for r in a.rows] == [r.metrics for r in b.rows]
-    assert (a.messages, a.bytes_moved) == (b.messages, b.bytes_moved)
+    if a.replacements == b.replacements:
+        assert (a.messages, a.bytes_moved) == (b.messages, b.bytes_moved)
+    else:  # what was sent again counts too
+        assert a.messages <= b.messages
+        assert a.bytes_moved <= b.bytes_moved

@@ -95,7 +95,9 @@ def test_lag_is_measured_and_bounded(policy: str, algorithm: Any, workers: int) 
     assert outcome.env_steps == ITERATIONS * 8 * 4
     assert max(row.metrics["lag_max"] for row in outcome.rows) <= least
     assert sum(row.metrics["lag"] for row in outcome.rows) > 0
-    assert outcome.messages == ITERATIONS * workers * 2
+    # A letter for each iteration, and an answer, but for those that begin before there is any.
+    unanswered = 2 * ITERATIONS * workers - outcome.messages
+    assert 1 <= unanswered <= workers * (1 + chosen.ahead)
     assert outcome.state.obs.shape == (8, 3)
     assert outcome.start.equality.startswith("different: messages are handled as they come")
 

@@ -263,7 +263,7 @@ class TestGymnasium:
             algorithm=PPO(), environment=environment, num_envs=8, total_steps=20_000
         )
         outcome = run(experiment, named_policy("single-learner-coarse"))
-        assert outcome.start.equality.startswith("different")
+        assert outcome.start.equality == "bitwise"  # one worker draws for all, as undivided
         assert outcome.mean_return is not None
         assert outcome.mean_return > 40.0
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))

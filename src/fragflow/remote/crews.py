@@ -14,6 +14,7 @@ from fragflow.remote.frames import arrays_of
 from fragflow.remote.lanes import POLL_MILLISECONDS
 from fragflow.remote.orders import Duty, Order
 from fragflow.runtime.channels import Payload
+from fragflow.runtime.sent import Sent, together
 from fragflow.runtime.worker import Metrics
 
 FIRST_CAUSE_SECONDS = 3.0
@@ -30,6 +31,9 @@ class RemoteWorker:
         self.name = duty.part.fragment.name
         self.replicas = duty.replicas
         self.part = duty.part
+        self.devices: Sequence[str] = ()
+        self.processor = ""
+        """both as its process has told"""
         self._crew = crew
         self._first = duty.values
 
@@ -47,6 +51,9 @@ class RemoteWorker:
 class RemoteCrew:
     """The workers of a process, driven from here."""
 
+    restarts = 0
+    """how often it was replaced by one that began new episodes"""
+
     def __init__(
         self, process: RemoteProcess, order: Order, partners: Sequence[RemoteProcess] = ()
     ):
@@ -54,15 +61,23 @@ class RemoteCrew:
         self.process = process
         self.partners = partners
         self.workers = {duty.part.fragment.name: RemoteWorker(self, duty) for duty in order.duties}
+        self._lost = Sent()
+        """by processes that this one replaces, as far as they have told"""
+        self._told = Sent()
+        """by this process, as it said last"""
         self._begun = 0
         self._state: tuple[int, Mapping[str, Mapping[Value, np.ndarray]]] | None = None
         """asked for when so many calls had begun"""
+
+    @property
+    def sent(self) -> Sent:
+        return together([self._lost, self._told])
 
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
         """Iterations of a worker that exchanges messages with others by itself."""
         self._begun += 1
         try:
-            found = self.process.call("run", (start, count))
+            found, self._told = self.process.call("run", (start, count))
         except FragflowError as error:
             self._find_lost_partner(error)
             raise
@@ -83,13 +98,15 @@ class RemoteCrew:
         """An iteration of an asynchronous worker, whose messages come from here and go here."""
         self._begun += 1
         told = None if answers is None else {k: arrays_of(v) for k, v in answers.items()}
-        return self.process.call("work", (index, told))
+        metrics, payloads, self._told = self.process.call("work", (index, told))
+        return metrics, payloads
 
     def state(self) -> Mapping[str, Mapping[Value, np.ndarray]]:
         """By fragment; asked for once after an iteration. Another thread may begin the next one."""
         begun, known = self._begun, self._state
         if known is None or known[0] != begun:
-            known = self._state = begun, self.process.call("state")
+            state, self._told = self.process.call("state")
+            known = self._state = begun, state
         return known[1]
 
     def error(self, cause: BaseException) -> FragflowError:

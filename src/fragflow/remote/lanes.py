@@ -16,6 +16,7 @@ from fragflow.remote.frames import Header, array_from, arrays_of, pack, raw, typ
 from fragflow.remote.slab import Slab
 from fragflow.remote.unix import Outlet
 from fragflow.runtime.channels import Closed, Payload
+from fragflow.runtime.sent import Sent
 
 LARGE_BYTES = int(os.environ.get("FRAGFLOW_LARGE_BYTES", 1 << 18))
 """from here on, a message goes through shared memory if its receiver is on the same host"""
@@ -88,6 +89,8 @@ class Post:
         """
         self.timeout_seconds = timeout_seconds
         self.is_closed = False
+        self.sent = Sent()
+        """what has left this process, and what did so again"""
         self._me = me
         self._addresses = dict(addresses)
         self._expendable = frozenset(expendable)
@@ -119,7 +122,7 @@ class Post:
             lane.slab.write(lane.sent, parts, self.timeout_seconds, self._while_waiting)
             parts = []
         lane.sent += 1
-        self._deliver(lane, payload, [head, *parts])
+        self._deliver(lane, payload, [head, *parts], arrays)
 
     def _shares_memory(self, lane: _Lane) -> bool:
         if lane.is_near is None:
@@ -127,7 +130,9 @@ class Post:
             lane.is_near = target.shares_memory_with(self._addresses[self._me])
         return lane.is_near
 
-    def _deliver(self, lane: _Lane, payload: Payload, frames: Sequence[Any]) -> None:
+    def _deliver(
+        self, lane: _Lane, payload: Payload, frames: Sequence[Any], arrays: Payload
+    ) -> None:
         deadline = time.monotonic() + self.timeout_seconds
         is_taken = False
         while True:
@@ -140,6 +145,7 @@ class Post:
             is_out = outlet.flush(0)
             if is_out and not is_taken:
                 outlet.send(frames)
+                self.sent.add(arrays)
                 is_taken = True
                 is_out = outlet.flush(0)
             if is_out:
@@ -228,6 +234,7 @@ class Post:
                 head = pack(lane.info.number, self._incarnation, sequence, types_of(arrays))
                 parts = [raw(a) for a in arrays if a is not None]
                 outlet.send([head, *parts])
+                self.sent.add(arrays)
             if not rest and outlet.flush(0):
                 del self._backlog[target]
 

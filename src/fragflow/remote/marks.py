@@ -16,6 +16,7 @@ from fragflow.remote.lanes import Post
 from fragflow.remote.orders import Mark, Order
 from fragflow.runtime.crew import Crew
 from fragflow.runtime.parcels import incoming
+from fragflow.runtime.sent import together
 
 
 class Marker:
@@ -73,7 +74,9 @@ class Marker:
             own = {v: a for v, a in worker.state().items() if v not in elsewhere}
             state[name] = {v: np.asarray(a) for v, a in own.items()}
         counts = self._post.counts()
-        self._tell("mark", Mark(iteration=index + 1, state=state, counts=counts, metrics=metrics))
+        sent = together([self._post.sent, self._crew.sent])
+        mark = Mark(iteration=index + 1, state=state, counts=counts, metrics=metrics, sent=sent)
+        self._tell("mark", mark)
         forgotten, self._forgotten = self._forgotten, None
         if forgotten is not None:
             # The message before may still be wanted: it may have brought state.

@@ -30,10 +30,12 @@ from fragflow.remote.groups import Membership
 from fragflow.remote.lanes import LaneInfo
 from fragflow.remote.recipes import Recipe
 from fragflow.remote.shipped import Shipped
+from fragflow.runtime.computed import Computed
 from fragflow.runtime.plan import LoopPlan, Part
 from fragflow.runtime.schedule import Ask, Enter, Get, Keep, Put, Repeat, Run, Turn
 from fragflow.runtime.script import Script
 from fragflow.runtime.segments import HostCall, Segment
+from fragflow.runtime.sent import Sent
 from fragflow.runtime.turn_plan import Turns
 
 
@@ -82,6 +84,16 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What has become of a worker in its process."""
+
+    computed: Computed
+    """implementations of kernels that are in its programs"""
+    devices: tuple[str, ...]
+    processor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """Where an expendable process stands after an iteration, so that another can go on."""
 
@@ -92,11 +104,25 @@ class Mark:
     counts: Mapping[int, int]
     """by lane, messages sent or taken"""
     metrics: Mapping[str, Mapping[Value, Any]]
+    sent: Sent
+    """by this process, so far"""
 
 
 CODEC = Codec(
     [
-        *(Hosting, Membership, Duty, Order, Mark, Shipped, LaneInfo, Address, Recipe),
+        *(
+            Hosting,
+            Membership,
+            Duty,
+            Order,
+            Settled,
+            Mark,
+            Sent,
+            Shipped,
+            LaneInfo,
+            Address,
+            Recipe,
+        ),
         *(FDG, Program, Fragment, Extent, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
         *(Kind, Tag, Part, LoopPlan, Segment, HostCall, Turns, Script),
         *(Run, Ask, Keep, Turn, Put, Get, Enter, Repeat),

@@ -32,7 +32,7 @@ from fragflow.remote.frames import arrays_of
 from fragflow.remote.groups import Membership, free_endpoint, join
 from fragflow.remote.lanes import POLL_MILLISECONDS, Moves, Post
 from fragflow.remote.marks import Marker
-from fragflow.remote.orders import CODEC, Duty, Hosting, Order
+from fragflow.remote.orders import CODEC, Duty, Hosting, Order, Settled
 from fragflow.remote.recipes import make
 from fragflow.remote.shipped import compile_shipped
 from fragflow.remote.versions import versions
@@ -44,6 +44,7 @@ from fragflow.runtime.hand import Hand
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Group, Layout, OneDevice, kind_of, on_host
 from fragflow.runtime.office import Desk
+from fragflow.runtime.sent import Sent, together
 from fragflow.runtime.worker import Worker
 
 PATIENCE_SECONDS = 3.0
@@ -162,8 +163,8 @@ class WorkerProcess:
         fragment, method, arguments = content
         return [np.asarray(a) for a in self.pools[fragment].call(method, *arguments)]
 
-    def _order(self, order: Order) -> dict[str, list[tuple[str, str]]]:
-        """Answers by which implementations its programs compute kernels."""
+    def _order(self, order: Order) -> dict[str, Settled]:
+        """Answers what has become of each worker."""
         self.timeout_seconds = order.timeout_seconds
         channels: Any
         if order.fdg.server is None:
@@ -185,7 +186,14 @@ class WorkerProcess:
             self.marker = Marker(order, self.crew, self.post, self._answer)
         if order.fdg.server is not None:
             self.hand = Hand(order.fdg, self.crew, channels)
-        return {worker.name: sorted(worker.computed) for worker in workers}
+        return {
+            worker.name: Settled(
+                computed=worker.computed,
+                devices=tuple(worker.devices),
+                processor=worker.processor,
+            )
+            for worker in workers
+        }
 
     def _worker(self, order: Order, duty: Duty, channels: Any) -> Worker:
         fragment = duty.part.fragment
@@ -217,25 +225,35 @@ class WorkerProcess:
         assert self.post is not None
         self.post.open(message, sender, receiver).put(payload)
 
-    def _run(self, content: tuple[int, int]) -> dict[str, dict[str, list[np.ndarray]]]:
+    def _run(self, content: tuple[int, int]) -> tuple[dict[str, Any], Sent]:
         assert self.crew is not None
         if self.marker is not None:
             self.marker.run(*content)
-            return {}
+            return {}, self._sent()
         metrics = self.crew.run(*content)
-        return {worker.name: found for worker, found in metrics.items()}
+        return {worker.name: found for worker, found in metrics.items()}, self._sent()
 
     def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
         assert self.hand is not None
         metrics, payloads = self.hand.work(*content)
-        return dict(metrics), {name: arrays_of(payload) for name, payload in payloads.items()}
+        told = {name: arrays_of(payload) for name, payload in payloads.items()}
+        return dict(metrics), told, self._sent()
 
-    def _state(self, _content: None) -> dict[str, dict[str, np.ndarray]]:
+    def _state(self, _content: None) -> tuple[dict[str, Any], Sent]:
         assert self.crew is not None
-        return {
+        state = {
             name: {value: on_host(array) for value, array in worker.state().items()}
             for name, worker in self.crew.workers.items()
         }
+        return state, self._sent()
+
+    def _sent(self) -> Sent:
+        """By this process, so far."""
+        if self.hand is not None:
+            return self.hand.sent
+        assert self.crew is not None
+        assert self.post is not None
+        return together([self.post.sent, self.crew.sent])
 
 
 def _told(error: BaseException) -> dict[str, str]:

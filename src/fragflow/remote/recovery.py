@@ -14,6 +14,7 @@ from fragflow.remote.crews import RemoteCrew, RemoteWorker
 from fragflow.remote.fleet import Berth, Fleet
 from fragflow.remote.orders import Duty, Mark, Order
 from fragflow.runtime.channels import Closed, Payload
+from fragflow.runtime.sent import Sent
 from fragflow.runtime.worker import Metrics
 
 MOST_REPLACEMENTS = 3
@@ -50,6 +51,7 @@ class _Replaceable(RemoteCrew):
             if self._fleet.process(self._berth).is_closing:
                 raise Closed  # the run is over: who takes a place now would be left behind
             self.replacements += 1
+            self._lost, self._told = self.sent, Sent()
             try:
                 self._start_again(self._order.incarnation + 1)
             except WorkerLost as again:
@@ -111,6 +113,10 @@ class ExpendableCrew(_Replaceable):
         self._safe: Mark | None = None
         """the mark before those, or None for where it all began: what a replacement begins with"""
 
+    @property
+    def restarts(self) -> int:
+        return 0 if self._is_exact else self.replacements
+
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
         metrics: dict[RemoteWorker, Metrics] = {worker: {} for worker in self.workers.values()}
         done = begin = start
@@ -128,7 +134,9 @@ class ExpendableCrew(_Replaceable):
 
         while True:
             try:
-                self.process.call("run", (begin, start + count - begin), on_mark=mark)
+                _, self._told = self.process.call(
+                    "run", (begin, start + count - begin), on_mark=mark
+                )
             except WorkerLost as lost:
                 self._unsure.clear()
                 self._replace(lost)  # even if it had marked all: the next begins earlier
@@ -142,6 +150,7 @@ class ExpendableCrew(_Replaceable):
         return self._first_state() if last is None else last.state
 
     def _note(self, made: Mark) -> None:
+        self._told = made.sent
         self._unsure.append(made)
         if len(self._unsure) > self._most_unsure:
             self._safe = self._unsure.popleft()

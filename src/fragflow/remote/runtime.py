@@ -23,10 +23,21 @@ from fragflow.runtime.layout import OneDevice
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.plan import Part, Plan
 from fragflow.runtime.roster import Station
+from fragflow.runtime.sent import Sent
 
 
 class InProcesses(LocalRuntime):
     """Starts crews in processes instead of threads."""
+
+    @property
+    def processors(self) -> Sequence[tuple[str, str]]:
+        """Each worker's fragment, and the model that it computes on."""
+        return [(worker.name, worker.processor) for worker in self._workers]
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were lost, with their episodes."""
+        return sum(crew.restarts for crew in self._crews)
 
     def __init__(self, fdg: FDG, *args: Any, fleet: Fleet, **settings: Any):
         self._fleet = fleet
@@ -93,16 +104,19 @@ def _start(
     orders = [_order(fleet, berth, assembly, kinds, timeout_seconds) for berth in fleet.berths]
     for berth, order in zip(fleet.berths, orders, strict=True):
         fleet.process(berth).begin("order", order)
-    for berth in fleet.berths:
-        for fragment, computed in fleet.process(berth).finish().items():
-            assembly.found(fragment, frozenset((name, how) for name, how in computed))
     replaceable = ExpendableCrew if fleet.fdg.server is None else RestartingCrew
-    return [
+    crews: list[RemoteCrew] = [
         replaceable(fleet, berth, order)
         if berth.name in order.expendable
         else RemoteCrew(fleet.process(berth), order, fleet.partners(berth))
         for berth, order in zip(fleet.berths, orders, strict=True)
     ]
+    for crew in crews:
+        for fragment, settled in crew.process.finish().items():
+            assembly.found(fragment, settled.computed)
+            crew.workers[fragment].devices = settled.devices
+            crew.workers[fragment].processor = settled.processor
+    return crews
 
 
 def _order(
@@ -161,6 +175,9 @@ def _device_numbers(part: Part, station: Station) -> tuple[int, ...]:
 
 class _Preloading:
     """Has senders of late messages begin with first values, which they keep like all they send."""
+
+    sent = Sent()
+    """nothing: it is the senders that send, and count it"""
 
     def __init__(self, fleet: Fleet, sources: Mapping[tuple[str, int, int], RemoteProcess]):
         self._fleet = fleet

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from fragflow.errors import RunError
-from fragflow.graph.interfaces import transfer_bytes
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.runtime.assembly import Assembly, Progress
@@ -23,9 +22,12 @@ from fragflow.runtime.crew import Crew
 from fragflow.runtime.hand import Hand
 from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
+from fragflow.runtime.local import devices_of
+from fragflow.runtime.observer import Devices
 from fragflow.runtime.office import Desk, Letter, Office
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.script import write
+from fragflow.runtime.sent import Sent, together
 from fragflow.runtime.streams import POLL_SECONDS, Streams
 from fragflow.runtime.worker import Metrics, Worker
 
@@ -89,13 +91,14 @@ class AsyncRuntime:
         self._thread.start()
 
     @property
-    def num_messages(self) -> int:
-        return sum(self._office.handled) * len(self.fdg.transfers)
+    def sent(self) -> Sent:
+        """What workers have handed in, and the answers that they were given."""
+        return together(hand.sent for hand in self._hands)
 
     @property
-    def bytes_moved(self) -> int:
-        each = sum(transfer_bytes(self.fdg, t) for t in self.fdg.transfers)
-        return sum(self._office.handled) * each
+    def devices(self) -> Devices:
+        workers = [worker for hand in self._hands for worker in hand.workers.values()]
+        return devices_of([*workers, self._server])
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Results of `count` iterations of every worker; meanwhile they may go on."""

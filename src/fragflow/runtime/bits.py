@@ -1,15 +1,16 @@
 """Whether a run has the bits of the undivided program: both are run, as they are, and compared."""
 
 import contextlib
-import platform
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fragflow._jax_process import setting
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.graph.cut import cut
 from fragflow.graph.double import compiled, in_double
@@ -20,7 +21,8 @@ from fragflow.graph.stand_in import host_answer
 from fragflow.graph.trace import components_in
 from fragflow.graph.traced import Traced
 from fragflow.policies.policy import Deployment, Place, Policy
-from fragflow.runtime.devices import accelerator
+from fragflow.runtime.assembly import devices_for
+from fragflow.runtime.devices import accelerator, processor_of
 from fragflow.runtime.local import LocalRuntime
 from fragflow.runtime.promise import key_of
 from fragflow.runtime.remembered import recall, remember
@@ -31,10 +33,12 @@ class Difference:
     """The first leaf that differs, and by how much any does."""
 
     label: str
-    distance: float
-    """the largest of any float leaf, relative to its largest number"""
+    distance: float | None
+    """the largest of any float leaf, relative to its largest number; None if no float differs"""
 
     def __str__(self) -> str:
+        if self.distance is None:
+            return f"{self.label} is another than undivided, and no float differs"
         return (
             f"{self.label} has other digits than undivided (differences up to {self.distance:.0e})"
         )
@@ -56,7 +60,7 @@ def other_bits(
     """
     iterations = _iterations(int(sources["total_iterations"]))
     how = f"{is_deterministic} {sorted((implementations or {}).items())} {iterations}"
-    key = key_of(fdg, "bits", how, _processor())
+    key = key_of(fdg, "bits", how, *_where(fdg))
     if key is not None and (recall(key) or {}).get("same") is True:
         return None
     parts = replace(
@@ -125,8 +129,18 @@ def _difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> D
     if not different:
         return None
     # Whole numbers follow: an action is another one by a last digit.
-    floats = [distance(y, x) for _, x, y in different if x.dtype.kind == "f"]
-    return Difference(different[0][0], max(floats, default=0.0))
+    floats = [
+        distance(_wide(y), _wide(x))
+        for _, x, y in different
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return Difference(different[0][0], max(floats, default=None))
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """As numbers that NumPy knows: bfloat16 is none of its own."""
+    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
+    return array.astype(np.complex128 if is_complex else np.float64)
 
 
 def _stand_ins(fdg: FDG) -> dict[str, list["_StandIn"]]:
@@ -175,10 +189,12 @@ class _StandIn:
     def close(self) -> None: ...
 
 
-def _processor() -> str:
-    """Other processors have other kernels, with other bits."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return f"{line} {jax.devices()[0].device_kind}"
-    return f"{platform.processor()} {jax.devices()[0].device_kind}"
+def _where(fdg: FDG) -> list[str]:
+    """What decides over bits beside the programs: who runs and who compiles them, and how."""
+    whole = processor_of(jax.devices()[0])
+    parts = [
+        f"{name} {sorted(set(map(processor_of, devices_for(fragment))))}"
+        for name, fragment in sorted(fdg.fragments.items())
+    ]
+    how = f"{os.environ.get('XLA_FLAGS', '')} {setting('jax_disable_most_optimizations')}"
+    return [whole, *parts, how]

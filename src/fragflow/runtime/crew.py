@@ -10,6 +10,7 @@ from fragflow.errors import FragflowError
 from fragflow.runtime.layout import on_host
 from fragflow.runtime.schedule import Ask, Get, Keep, Put, Run, Turn
 from fragflow.runtime.script import Script, identifier
+from fragflow.runtime.sent import Sent
 from fragflow.runtime.worker import Metrics, Worker
 
 
@@ -19,6 +20,8 @@ class Crew:
     def __init__(self, workers: Sequence[Worker], script: Script | None):
         """Without a script, the only worker's training loop is one program."""
         self.workers = {worker.name: worker for worker in workers}
+        self.sent = Sent()
+        """by one of its workers to another"""
         self._script = script
         if script is not None:
             self._file = f"{GENERATED}{', '.join(self.workers)}>"
@@ -37,7 +40,9 @@ class Crew:
         else:
             places = self._script.first.values()
             first = [self.workers[fragment].values[value] for fragment, value in places]
-            kept, last = self._drive(first, start, count)
+            kept, last, handed = self._drive(first, start, count)
+            for times, arrays in handed:
+                self.sent.add(arrays, times)
             for (fragment, value), array in zip(places, last, strict=True):
                 self.workers[fragment].values[value] = array
             metrics = {

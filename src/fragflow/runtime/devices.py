@@ -1,7 +1,12 @@
 """Makes sure that JAX has as many devices as a policy needs."""
 
+import contextlib
 import functools
 import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -16,9 +21,23 @@ _LARGEST_LOOP = 1024
 """bytes; what JAX 0.10 takes for small"""
 
 
+def deployment_here(
+    workers: int, learners: int, slots: Mapping[str, int] | None = None
+) -> Deployment:
+    """What a run gets on this machine: which accelerators, and how many replicas have their own."""
+    return Deployment(
+        workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
+    )
+
+
+def own_devices(policy: Policy, deployment: Deployment) -> int:
+    """Devices that no two fragments may share."""
+    return sum(deployment.count(p.replicas) for p in policy.places if p.own_devices)
+
+
 def needed_devices(policy: Policy, deployment: Deployment) -> int:
     """Devices that replicas which may reduce among themselves, or ask for their own, need."""
-    own = sum(deployment.count(p.replicas) for p in policy.places if p.own_devices)
+    own = own_devices(policy, deployment)
     counts = [
         deployment.count(place.replicas)
         for place in policy.places
@@ -49,9 +68,12 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
     # A collective needs a thread per device at once: with few cores it would deadlock. XLA makes
     # its threads when it starts, here or in worker processes.
     os.environ.setdefault("NPROC", "16")
-    if not has_started():
-        if needed <= MOST_VIRTUAL:
-            jax.config.update("jax_num_cpu_devices", max(needed, num_cpu_devices()))
+    is_first = not has_started()
+    if is_first and needed <= MOST_VIRTUAL:
+        jax.config.update("jax_num_cpu_devices", max(needed, num_cpu_devices()))
+    if accelerator() != "cpu":  # replicas that share an accelerator are fused
+        needed = own_devices(policy, deployment)
+    if is_first:
         if len(jax.devices()) < needed:
             most = len(jax.devices()) if needed <= MOST_VIRTUAL else f"at most {MOST_VIRTUAL}"
             raise ConfigError(
@@ -99,5 +121,19 @@ def accelerator() -> str:
 
 def places() -> dict[str, int]:
     """How many replicas of a platform have an accelerator of their own."""
-    platform = accelerator()
-    return {} if platform == "cpu" else {platform: len(jax.devices())}
+    kind = accelerator()
+    return {} if kind == "cpu" else {kind: len(jax.devices())}
+
+
+def processor_of(device: Any) -> str:
+    """Its model: others have other kernels, with other bits."""
+    return device.device_kind if device.platform != "cpu" else _model_of_cpu()
+
+
+@functools.cache
+def _model_of_cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

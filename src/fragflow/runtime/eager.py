@@ -10,6 +10,8 @@ import numpy as np
 from fragflow.graph.trace import SOURCES, leaf_labels
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.implementations import Picks
+from fragflow.runtime.observer import Devices
+from fragflow.runtime.sent import Sent
 
 Iteration = Callable[..., tuple[Any, Any]]
 
@@ -19,8 +21,8 @@ class EagerRuntime:
 
     num_programs = 0
     picks: Picks = MappingProxyType({})
-    num_messages = 0
-    bytes_moved = 0
+    sent = Sent()
+    devices: Devices = MappingProxyType({})
 
     def __init__(
         self,

@@ -1,15 +1,19 @@
 """What a run says about its results: how they relate to those of one undivided program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import jax
 
 from fragflow.api.host import HostEnvironment
+from fragflow.graph.expendable import host_of
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment
+from fragflow.graph.probe import is_divided
 from fragflow.graph.traced import Traced
 from fragflow.runtime.bits import Difference
-from fragflow.runtime.devices import are_loops_apart
+from fragflow.runtime.devices import are_loops_apart, processor_of
 from fragflow.runtime.observer import Observer
-from fragflow.runtime.promise import NOT_PROVEN, Tried
+from fragflow.runtime.promise import NOT_PROVEN, SWITCHED_OFF, Tried
 from fragflow.runtime.selftest import components_with_other_bits, rounding_glue
 
 LARGEST_ROUNDING = 0.1
@@ -30,17 +34,42 @@ def equality(
     `other_bits` compares all bits with those of the undivided program, and says what differs.
     """
     claimed = _claimed(fdg, source, deterministic, observer)
-    if claimed != "bitwise" or not promise.divided:
+    if claimed != "bitwise" or not _is_cut(fdg):
         return with_figures(claimed, promise)
-    if promise.verdict is None:
-        return f"rounding: bits were not compared (probe: {promise.text})"
+    if not promise.wanted or (promise.divided and promise.verdict is None):
+        why = promise.text if promise.divided else SWITCHED_OFF.text
+        return f"rounding: bits were not compared (probe: {why})"
     observer.phase("comparing bits", 0, 1)
     found = other_bits()
     if found is None:
         return claimed
+    if found.distance is None:
+        return f"different: {found}"
     if found.distance > LARGEST_ROUNDING:
         return f"different: {found}, which is no rounding; the probe found nothing. {REPORT}"
     return with_figures(f"rounding: {found}", promise)
+
+
+def elsewhere(said: str, fdg: FDG, processors: Sequence[tuple[str, str]]) -> str:
+    """What is said of bits that were compared here, while workers compute on `processors`."""
+    here = {processor_of(device) for device in (*jax.devices(), *jax.devices("cpu"))}
+    others = [(name, model) for name, model in processors if model not in here]
+    if said != "bitwise" or not others or not _is_cut(fdg):
+        return said
+    name, model = others[0]
+    return f"rounding: {name} runs on {model}, and bits were compared on another processor"
+
+
+def after_restarts(said: str, restarts: int) -> str:
+    """What is left of it when workers were lost, and others began new episodes for them."""
+    if not restarts or said.startswith("different"):
+        return said
+    return f"different: workers lost, and begun anew with other episodes: {restarts}"
+
+
+def _is_cut(fdg: FDG) -> bool:
+    """Whether it is another program than the undivided one."""
+    return len(fdg.fragments) > 1 or is_divided(fdg)
 
 
 def with_figures(claimed: str, promise: Tried) -> str:
@@ -62,7 +91,8 @@ def _claimed(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) 
             "run alike"
         )
     host = source.environment
-    if isinstance(host, HostEnvironment) and not host.draws_apart:
+    is_spread = any(f.replicas > 1 and host_of(f) is not None for f in fdg.fragments.values())
+    if isinstance(host, HostEnvironment) and not host.draws_apart and is_spread:
         return (
             f"different: {host.name} draws random numbers for all environments of a worker at once"
         )

@@ -47,7 +47,6 @@ class LaggedRuntime(LocalRuntime):
         while not self._streams.have_made(end) and self._failure is None:
             self._is_stuck()
         self._raise_failure()
-        self._iterations = end
         collected: dict[Worker, Metrics] = {worker: {} for worker in self._workers}
         for results in self._streams.results:
             for index in range(start, end):

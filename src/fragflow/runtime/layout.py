@@ -28,6 +28,10 @@ class OneDevice:
     device: Any
 
     @property
+    def devices(self) -> list[Any]:
+        return [self.device]
+
+    @property
     def replicas(self) -> int:
         return 1
 

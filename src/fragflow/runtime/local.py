@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.graph.interfaces import crossings, transfer_bytes
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.kinds import Kind, Tag
 from fragflow.runtime.assembly import Assembly, Progress
@@ -18,9 +17,10 @@ from fragflow.runtime.channels import Channels, Closed
 from fragflow.runtime.crew import Crew
 from fragflow.runtime.host import HostPool, close_pools
 from fragflow.runtime.layout import kind_of
-from fragflow.runtime.parcels import fan
+from fragflow.runtime.observer import Devices
 from fragflow.runtime.plan import Plan, make_plan
 from fragflow.runtime.roster import Station, rosters
+from fragflow.runtime.sent import Sent, together
 from fragflow.runtime.streams import POLL_SECONDS
 from fragflow.runtime.threads import JobThread
 from fragflow.runtime.worker import Metrics, Worker
@@ -71,23 +71,16 @@ class LocalRuntime:
         self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._crews]
         self._failure: tuple[Crew, BaseException] | None = None
         self._lock = threading.Lock()
-        trips = crossings(fdg)
-        self._bytes_per_iteration = sum(
-            transfer_bytes(fdg, t) * trips[t.name] for t in fdg.transfers
-        )
-        self._messages_per_iteration = sum(
-            len(fan(fdg, t).routes) * trips[t.name] for t in fdg.transfers
-        )
-        self._iterations = 0
         self.total_iterations = int(sources["total_iterations"])
 
     @property
-    def num_messages(self) -> int:
-        return self._messages_per_iteration * self._iterations
+    def sent(self) -> Sent:
+        """What replicas have sent one another, as those count it who send."""
+        return together([self._channels.sent, *(crew.sent for crew in self._crews)])
 
     @property
-    def bytes_moved(self) -> int:
-        return self._bytes_per_iteration * self._iterations
+    def devices(self) -> Devices:
+        return devices_of(self._workers)
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Runs `count` iterations; for each, every metric's label and value."""
@@ -97,7 +90,6 @@ class LocalRuntime:
         ]
         self._await(futures)
         self._raise_failure()
-        self._iterations += count
         results = {w: m for future in futures for w, m in future.result().items()}
         return self._metrics([results[worker] for worker in self._workers], count)
 
@@ -212,6 +204,14 @@ class LocalRuntime:
                     else arrays[0]
                 )
         return rows
+
+
+def devices_of(workers: Sequence[Any]) -> Devices:
+    """By fragment, where its replicas are."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        found.setdefault(worker.name, []).extend(worker.devices)
+    return found
 
 
 def _in_order_of(plan: Plan, crews: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from fragflow.graph.ir import FDG
 
 RECENT_EPISODES = 100
+Devices = Mapping[str, Sequence[str]]
+"""by fragment, the device of each of its replicas, such as `cpu:0` of the process it is in"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class Start:
     fdg: FDG | None
     iterations: int
     steps_per_iteration: int
+    devices: Devices
     programs: int
     equality: str
     """how this run relates to one undivided program: 'bitwise', or 'rounding: ...'"""

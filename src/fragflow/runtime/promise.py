@@ -8,7 +8,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Tried:
     """None if nothing was tried"""
     divided: bool = True
     """whether there was anything to try"""
+    wanted: bool = True
+    """whether anything was to be tried"""
     proven: bool = True
     """whether the check has read the programs that were tried"""
     seconds: float = 0.0
@@ -48,7 +50,7 @@ class Tried:
 
 NOT_PROVEN = "tried, not proven"
 NOT_DIVIDED = Tried(text="not divided", divided=False)
-SWITCHED_OFF = Tried(text="switched off")
+SWITCHED_OFF = Tried(text="switched off", wanted=False)
 
 
 def tried(
@@ -66,7 +68,7 @@ def tried(
     fdg, source = graph()
     _try_turns(fdg)
     if not is_divided(fdg):
-        return NOT_DIVIDED
+        return replace(NOT_DIVIDED, wanted=is_wanted)
     if not is_wanted:
         _refuse_unproven(fdg, "is switched off (--no-probe)")
         return SWITCHED_OFF

@@ -16,7 +16,10 @@ from fragflow.runtime.schedule import Ask, Get, Keep, Message, Put, Run, Turn, W
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A function `drive(first, start, count) -> (metrics, last)` as text, and what it refers to."""
+    """A function `drive(first, start, count) -> (metrics, last, handed)` as text, and what it uses.
+
+    `handed` has, for each message within the thread, how often it was handed over, and its arrays.
+    """
 
     text: str
     fragments: tuple[str, ...]
@@ -92,6 +95,8 @@ class _Writer:
     rows: dict[str, tuple[str, Value]] = field(default_factory=dict)
     row_numbers: dict[tuple[str, int], str] = field(default_factory=dict)
     variables: dict[tuple[str, Value], str] = field(default_factory=dict)
+    messages: int = 0
+    """within the thread"""
 
     def script(self, block: Block) -> Script:
         body = self._body(block)
@@ -108,10 +113,12 @@ class _Writer:
             "def drive(first, start, count):",
             f"    ({''.join(f'{variable}, ' for variable in first)}) = first",
             *(f"    {variable} = []" for names in kept.values() for variable in names),
+            *(f"    times_{k}, message_{k} = 0, ()" for k in range(self.messages)),
             "    for index in range(start, start + count):",
         ]
         results = "".join(f"[{', '.join(names)}], " for names in kept.values())
-        tail = [f"    return ({results}), ({''.join(f'{v}, ' for v in first)})"]
+        handed = "".join(f"(times_{k}, message_{k}), " for k in range(self.messages))
+        tail = [f"    return ({results}), ({''.join(f'{v}, ' for v in first)}), ({handed})"]
         return Script(
             text="\n".join([*head, *(f"        {line}" for line in body), *tail, ""]),
             fragments=tuple(self.parts),
@@ -203,8 +210,10 @@ class _Writer:
                 targets = _flat(incoming(self.fdg, transfer))
                 if transfer.source in self.parts:
                     sources = _flat(outgoing(self.fdg, transfer))
-                    line = f"{self._tuple(fragment, targets)} = "
+                    self._add(depth, f"times_{self.messages} += 1")
+                    line = f"{self._tuple(fragment, targets)} = message_{self.messages} = "
                     line += self._tuple(transfer.source, sources)
+                    self.messages += 1
                 else:
                     line = self._call(step, "receive", targets, ())
         self._add(depth, f"{line}  # {self._comment(fragment, instruction)}")

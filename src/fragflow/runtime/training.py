@@ -8,7 +8,8 @@ import numpy as np
 
 from fragflow.errors import NonFiniteError
 from fragflow.runtime.implementations import Picks
-from fragflow.runtime.observer import Observer, Row
+from fragflow.runtime.observer import Devices, Observer, Row
+from fragflow.runtime.sent import Sent
 
 CHUNK_SECONDS = 0.25
 LARGEST_CHUNK = 256
@@ -22,9 +23,9 @@ class Engine(Protocol):
     """by fragment, how it computes what has several implementations"""
 
     @property
-    def num_messages(self) -> int: ...
+    def sent(self) -> Sent: ...
     @property
-    def bytes_moved(self) -> int: ...
+    def devices(self) -> Devices: ...
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Metrics of `count` iterations by label; some threads may go on with the next ones."""
         ...

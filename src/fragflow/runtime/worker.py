@@ -14,6 +14,7 @@ from fragflow.graph.kinds import UNIFORM, varying
 from fragflow.runtime.channels import Lanes
 from fragflow.runtime.compiled import COUNT, ROOM, START, Program
 from fragflow.runtime.computed import Computed
+from fragflow.runtime.devices import processor_of
 from fragflow.runtime.host import HostPool
 from fragflow.runtime.layout import Layout, kind_of, on_host
 from fragflow.runtime.parcels import fan, incoming, is_sent, outgoing
@@ -49,6 +50,16 @@ class Worker:
         self._fdg = fdg
         self._layout = layout
         self._channels = channels
+
+    @property
+    def devices(self) -> list[str]:
+        """Those of its replicas."""
+        return [f"{device.platform}:{device.id}" for device in self._layout.devices]
+
+    @property
+    def processor(self) -> str:
+        """The model of what it computes on."""
+        return processor_of(self._layout.devices[0])
 
     @property
     def computed(self) -> Computed:
@@ -166,12 +177,12 @@ class Worker:
         for sender, receiver in ends.routes:
             if sender not in self.replicas:
                 continue
-            queue = self._channels.open(transfer.name, sender, receiver)
+            lane = self._channels.open(transfer.name, sender, receiver)
             positions: list[int | None] = []
             for parcel, start in zip(transfer.parcels, starts, strict=True):
                 piece = receiver % ends.receivers if parcel.cut is not None else 0
                 positions.append(start + piece if is_sent(parcel, sender, ends) else None)
-            lanes.append((self.replicas.index(sender), queue.put, positions))
+            lanes.append((self.replicas.index(sender), lane.put, positions))
         layout, is_group = self._layout, self._layout.replicas > 1
 
         def send(*values: Any) -> None:
@@ -186,8 +197,8 @@ class Worker:
         lanes: dict[int, list[Any]] = {}
         for sender, receiver in fan(self._fdg, transfer).routes:
             if receiver in self.replicas:
-                queue = self._channels.open(transfer.name, sender, receiver)
-                lanes.setdefault(receiver, []).append(queue)
+                lane = self._channels.open(transfer.name, sender, receiver)
+                lanes.setdefault(receiver, []).append(lane)
         kinds = self._fdg.kinds[self.name]
         slots = [
             (kind_of(name, kinds), parcel, piece)
@@ -198,7 +209,7 @@ class Worker:
         layout, channels = self._layout, self._channels
 
         def receive() -> Sequence[Any]:
-            rows = [[channels.get(queue, what) for queue in queues] for queues in lanes.values()]
+            rows = [[channels.get(lane, what) for lane in row] for row in lanes.values()]
             return [
                 layout.receive([row[piece][parcel] for row in rows], kind)
                 for kind, parcel, piece in slots

@@ -143,9 +143,8 @@ def _show(words: list[str]) -> int:
     algorithm, values, hyper = _algorithm_options(
         "show", "Print the fragments and messages that a policy makes of an algorithm.", SHOW, words
     )
-    from fragflow.policies import Deployment
     from fragflow.run import Experiment, graph
-    from fragflow.runtime.devices import accelerator
+    from fragflow.runtime.devices import deployment_here
     from fragflow.runtime.implementations import pick
     from fragflow.runtime.plan import make_plan
     from fragflow.tools import names
@@ -159,9 +158,7 @@ def _show(words: list[str]) -> int:
         num_envs=int(getattr(made, "default_num_envs", 16)) if given is None else given,
         total_steps=1,
     )
-    deployment = Deployment(
-        workers=values["workers"], learners=values["learners"], accelerator=accelerator()
-    )
+    deployment = deployment_here(values["workers"], values["learners"])
     on = bool(values["optimise"])
     fdg = graph(experiment, policy, deployment, hoist=on, sink=on, coalesce=on)
     if values["format"] == "driver":

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
-from fragflow.graph.ir import FDG
+from fragflow.runtime.observer import Devices
 
 SECONDS_BETWEEN_UPDATES = 0.25
 SECONDS_BETWEEN_LINES = 10.0
@@ -164,13 +164,12 @@ def phase_text(name: str, done: int, total: int) -> str:
     return name
 
 
-def fragments_text(fdg: FDG | None) -> str:
+def fragments_text(devices: Devices) -> str:
     """`environment+actor x4 @cpu · learner x1 @cpu`."""
-    if fdg is None:
+    if not devices:
         return "none: the loop runs uncompiled and uncut"
     return " · ".join(
-        f"{fragment.name} x{fragment.replicas} @{fragment.device}"
-        for fragment in fdg.fragments.values()
+        f"{name} x{len(theirs)} @{theirs[0].partition(':')[0]}" for name, theirs in devices.items()
     )
 
 

@@ -59,13 +59,13 @@ class Result:
     episodes: int
     params_sha256: str
     """over the bytes of the parameters in pytree order"""
+    devices: Mapping[str, Sequence[str]]
+    """by fragment, where each of its replicas was: `cpu:0`, in processes each's own"""
     programs: int
     messages: int
     bytes_moved: int
     replacements: int
     """worker processes that were lost, and replaced"""
-    bound: str | None
-    """the resource that limits the speed; None if it is not known"""
     equality: str
     """how this run relates to one undivided program"""
     probe: str
@@ -260,13 +260,12 @@ def _result(
         eval_return=watcher.evaluate_at_end(outcome.state),
         episodes=outcome.episodes,
         params_sha256=sha256_of(params_of(outcome.state)),
+        devices=outcome.start.devices,
         programs=outcome.start.programs,
         messages=outcome.messages,
         bytes_moved=outcome.bytes_moved,
         replacements=outcome.replacements,
-        # Without messages there is nothing to wait for; with them, only a profile could tell.
-        bound="compute" if outcome.messages == 0 else None,
-        equality=outcome.start.equality,
+        equality=outcome.equality,
         probe=outcome.start.probe,
         implementations=outcome.start.implementations,
         load=os.getloadavg()[0],

@@ -56,12 +56,12 @@ class Watcher:
                     "iterations": start.iterations,
                     "steps_per_iteration": start.steps_per_iteration,
                     "rounding": rounding,
-                    "fragments": fragments_text(start.fdg),
+                    "fragments": fragments_text(start.devices),
                     "versions": versions(),
                 }
             )
             self._display.note(f"run directory: {self._directory.path}")
-        self._display.note(f"fragments: {fragments_text(start.fdg)}")
+        self._display.note(f"fragments: {fragments_text(start.devices)}")
         self._display.note(f"equality with one undivided program: {start.equality}")
         self._display.note(f"probe: {start.probe}")
         if start.implementations:

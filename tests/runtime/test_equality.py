@@ -1,0 +1,173 @@
+"""What a run says of its equality with one undivided program, where it would be false."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fragflow as ff
+from fragflow.policies import named_policy
+from fragflow.run import Experiment, Outcome, run
+from fragflow.runtime import bits, equality
+from fragflow.runtime.devices import processor_of
+from graph.toy import Drift
+from graph.wrong import Small
+from runtime.test_host import HostDrift
+
+COARSE = "single-learner-coarse"
+
+pytestmark = pytest.mark.probed
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+class State(NamedTuple):
+    params: jax.Array
+    env_state: Any
+    obs: jax.Array
+
+
+class Multiplies(ff.Algorithm):
+    """A product in one fragment, and what is added to it in another one: together, XLA rounds
+    once."""
+
+    def init(self, env: ff.Environments, key: jax.Array) -> State:
+        env_state, t = env.reset(key)
+        return State(jnp.full(3, 0.3), env_state, t.obs)
+
+    def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, Any]:
+        action, a, b = self.act(state.params, state.obs)
+        env_state, t = env.step(state.env_state, action)
+        score = a.sum(0) * b.sum(0) + self.target(state.params)
+        params = self.update(state.params, score)
+        return State(params, env_state, t.obs), {f"score{k}": score[k] for k in range(3)}
+
+    @ff.component("actor")
+    def act(self, w: jax.Array, obs: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return (obs @ w > 0).astype(jnp.int32), obs * w, jnp.sin(obs)
+
+    @ff.component("learner.target")
+    def target(self, w: jax.Array) -> jax.Array:
+        return jnp.cos(w)
+
+    @ff.component("learner.update")
+    def update(self, w: jax.Array, score: jax.Array) -> jax.Array:
+        return w + 0.1 * score
+
+
+def trained(
+    algorithm: Any = None, policy: Any = COARSE, workers: int = 1, **options: Any
+) -> Outcome:
+    experiment = Experiment(
+        algorithm=algorithm or Small(),
+        environment=options.pop("environment", None) or Drift(),
+        num_envs=8,
+        total_steps=24,
+    )
+    policy = named_policy(policy) if isinstance(policy, str) else policy
+    return run(experiment, policy, workers=workers, **options)
+
+
+def test_a_program_that_is_cut_but_not_divided_is_compared_too() -> None:
+    """All of its iterations are, so that it is known whether what is said is so."""
+    whole, cut = trained(Multiplies(), "gpu-only"), trained(Multiplies())
+    leaves = zip(jax.tree.leaves(whole.state), jax.tree.leaves(cut.state), strict=True)
+    is_same = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in leaves)
+    is_same &= [r.metrics for r in whole.rows] == [r.metrics for r in cut.rows]
+    assert (cut.start.equality == "bitwise") == is_same
+    assert is_same or cut.start.equality.startswith("rounding: the ")
+
+
+@pytest.mark.quick
+def test_what_was_not_compared_is_not_called_equal() -> None:
+    assert trained(probe=False).start.equality == (
+        "rounding: bits were not compared (probe: switched off)"
+    )
+    assert trained(policy="gpu-only", probe=False).start.equality == "bitwise"  # nothing is cut
+
+
+@pytest.mark.quick
+def test_deterministic_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bits.Difference("the state's params", 3e-7)
+    monkeypatch.setattr(bits, "_difference", lambda *_: found)
+    said = trained(workers=2, deterministic=True).start.equality
+    assert said.startswith("rounding: the state's params has other digits")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("other", ["compiled otherwise", "another processor"])
+def test_bits_are_remembered_for_what_was_tried(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bits, "_difference", lambda *_: None)
+    assert trained().start.equality == "bitwise"
+    found = bits.Difference("the state's params", 3e-7)
+    monkeypatch.setattr(bits, "_difference", lambda *_: found)
+    assert trained().start.equality == "bitwise"  # remembered
+    if other == "compiled otherwise":
+        monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    else:
+        monkeypatch.setattr(bits, "processor_of", lambda _: "another")
+    assert trained().start.equality.startswith("rounding: the state's params")
+
+
+def _found(here: Any, there: Any) -> bits.Difference | None:
+    """What two runs of one iteration differ in, with this state each."""
+
+    def engine(leaf: Any) -> Any:
+        return SimpleNamespace(run=lambda *_: [{}], state=lambda: {"x": np.asarray(leaf)})
+
+    fdg: Any = SimpleNamespace(program=SimpleNamespace(labels={"x": "x"}))
+    return bits._difference(engine(here), engine(there), fdg, 0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.complex64])
+def test_numbers_that_are_far_apart_are_no_rounding(dtype: Any) -> None:
+    found = _found(jnp.ones(2, dtype), jnp.array([1, 3], dtype))
+    assert found is not None
+    assert found.distance is not None
+    assert found.distance > equality.LARGEST_ROUNDING
+
+
+@pytest.mark.quick
+def test_whole_numbers_do_not_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _found(np.arange(3), np.arange(1, 4))
+    assert found is not None
+    monkeypatch.setattr(bits, "_difference", lambda *_: found)
+    assert trained().start.equality == (
+        "different: the state's x is another than undivided, and no float differs"
+    )
+
+
+class Shared(HostDrift):
+    """Draws for all environments of a worker at once."""
+
+    draws_apart = False
+
+
+@pytest.mark.quick
+def test_what_one_worker_draws_is_what_is_drawn_undivided() -> None:
+    one, two = (trained(environment=Shared(), workers=workers).start.equality for workers in (1, 2))
+    assert not one.startswith("different")
+    assert two.startswith("different: ")
+    assert "draws random numbers for all environments of a worker at once" in two
+
+
+def test_another_processor_was_not_compared() -> None:
+    fdg: Any = SimpleNamespace(fragments={"a": SimpleNamespace(replicas=2)})
+    here = processor_of(jax.devices()[0])
+    workers = [("a", here), ("a", "another model")]
+    assert equality.elsewhere("bitwise", fdg, workers[:1]) == "bitwise"
+    assert equality.elsewhere("bitwise", fdg, workers) == (
+        "rounding: a runs on another model, and bits were compared on another processor"
+    )
+    assert equality.elsewhere("different: so", fdg, workers) == "different: so"
+    whole: Any = SimpleNamespace(fragments={"a": SimpleNamespace(replicas=1)})
+    assert equality.elsewhere("bitwise", whole, workers[1:]) == "bitwise"

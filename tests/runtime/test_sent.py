@@ -1,0 +1,127 @@
+"""What a run says it has sent is what was sent, whatever the plan says."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fragflow.graph import interfaces
+from fragflow.run import Outcome
+from fragflow.runtime import roster
+from fragflow.runtime.channels import Channels, Lane, Payload
+from fragflow.runtime.office import Letter, Office
+from graph.toy import OneUpdate, Toy
+from remote.training import COARSE, train
+
+pytestmark = pytest.mark.quick
+
+Seen = list[int]
+"""the bytes of each message that went by"""
+
+
+def size(payload: Payload) -> int:
+    return sum(np.asarray(array).nbytes for array in payload if array is not None)
+
+
+def said(outcome: Outcome) -> tuple[int, int]:
+    return outcome.messages, outcome.bytes_moved
+
+
+def in_threads(policy: str = COARSE, algorithm: Any = None, **options: Any) -> Outcome:
+    options = {"runtime": "local", "probe": False, **options}
+    return train(algorithm or Toy(), policy, **options)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """What is put into any lane."""
+    found: Seen = []
+    opened = Channels.open
+
+    class Watched:
+        def __init__(self, lane: Lane):
+            self.queue, self._lane = lane.queue, lane
+
+        def put(self, payload: Payload) -> None:
+            found.append(size(payload))
+            self._lane.put(payload)
+
+    monkeypatch.setattr(Channels, "open", lambda *args: Watched(opened(*args)))
+    return found
+
+
+@pytest.mark.parametrize("policy", [COARSE, "single-learner-fine", "multi-learner"])
+def test_in_lockstep(policy: str, seen: Seen) -> None:
+    outcome = in_threads(policy)
+    assert said(outcome) == (len(seen), sum(seen))
+    assert 0 < outcome.messages < outcome.bytes_moved
+
+
+def test_first_values_of_late_messages_are_sent_too(seen: Seen) -> None:
+    late = in_threads(sync="lag=2", iterations=5)
+    assert said(late) == (len(seen), sum(seen))
+    # Two workers, there and back; and two answers each that nothing preceded.
+    assert late.messages == 5 * 2 * 2 + 2 * 2
+
+
+@pytest.mark.parametrize("policy", [COARSE, "single-learner-fine"])
+def test_within_a_thread_it_is_the_same(
+    policy: str, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = in_threads(policy, workers=1)
+    assert not seen
+    monkeypatch.setattr(roster, "teams", lambda fdg, _: [(name,) for name in fdg.fragments])
+    apart = in_threads(policy, workers=1)
+    assert said(together) == said(apart) == (len(seen), sum(seen))
+
+
+def test_asynchronously(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Seen = []
+    post, begin = Office.post, Office.begin
+
+    def watched_post(self: Office, letter: Letter) -> None:
+        seen.extend(map(size, letter.payloads.values()))
+        post(self, letter)
+
+    def watched_begin(self: Office, worker: int) -> Any:
+        newest = begin(self, worker)
+        seen.extend(map(size, (newest or {}).values()))
+        return newest
+
+    monkeypatch.setattr(Office, "post", watched_post)
+    monkeypatch.setattr(Office, "begin", watched_begin)
+    outcome = in_threads("central", OneUpdate(), sync="async", iterations=6)
+    assert said(outcome) == (len(seen), sum(seen))
+
+
+def test_one_asynchronous_worker_begins_without_an_answer() -> None:
+    outcome = in_threads("central", OneUpdate(), sync="async", workers=1, iterations=6)
+    assert outcome.messages == 6 + 5
+
+
+def test_a_plan_that_reckons_wrongly_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = said(in_threads())
+    reckoned = interfaces.transfers_in
+    monkeypatch.setattr(interfaces, "parcel_bytes", lambda *_: 1)
+    monkeypatch.setattr(
+        interfaces, "transfers_in", lambda loop: [(t, 7 * n) for t, n in reckoned(loop)]
+    )
+    assert said(in_threads()) == right
+
+
+def test_what_is_not_sent_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that sends everything twice, to somebody who takes every other message."""
+    right = said(in_threads(iterations=3))
+    put, get = Lane.put, Channels.get
+
+    def twice(self: Lane, payload: Payload) -> None:
+        put(self, payload)
+        put(self, payload)
+
+    def every_other(self: Channels, source: Lane, what: str) -> Payload:
+        get(self, source, what)
+        return get(self, source, what)
+
+    monkeypatch.setattr(Lane, "put", twice)
+    monkeypatch.setattr(Channels, "get", every_other)
+    assert said(in_threads(iterations=3)) == (2 * right[0], 2 * right[1])
