@@ -13,6 +13,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap, sequential_vmap
 
 import fragflow as ff
+from fragflow.environments import make_environment
 from fragflow.errors import ReplicaError
 from fragflow.graph import neighbours
 from fragflow.graph.cut import cut
@@ -86,6 +87,15 @@ def minus_all(x: Any) -> Any:
     return np.asarray(x - np.float32(0.1) * np.mean(x), np.float32)
 
 
+BOARD = np.zeros(3, np.float32)
+
+
+def by_a_board(x: Any) -> Any:
+    """One after the other leaves its place in an array that is there for all."""
+    BOARD[:] = 0.5 * BOARD + x
+    return BOARD.copy()
+
+
 LARGE = 700
 TABLE = np.linspace(-1, 1, 8, dtype=np.float32)
 
@@ -93,7 +103,8 @@ WRONG = {
     "a rule takes a mean": centred,
     "a rule rolls": after_another,
     "a callback is given all": called(minus_all),
-    "a callback is given all, one after the other": called(minus_all, "broadcast_all"),
+    "a callback is given all, copies too": called(minus_all, "broadcast_all"),
+    "an array for all": called(by_a_board, "sequential"),
 }
 RIGHT = {
     "a rule": by_itself,
@@ -131,10 +142,11 @@ def try_apart(environment: Any) -> None:
     neighbours.try_apart(environment, neighbours.batches(environment))
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    ("name", "first"), [*((name, False) for name in WRONG), ("a rule takes a mean", True)]
+)
 def test_one_that_looks_is_caught(name: str, first: bool) -> None:
-    where = r"another state\.inner after (reset|step).*test_neighbours\.py"
+    where = rf"another state\.inner after {'reset' if first else 'step'} .*test_neighbours\.py"
     with pytest.raises(ReplicaError, match=f"'drift' looks at its neighbours: .*{where}"):
         try_apart(Looking(WRONG[name], first=first))
 
@@ -142,6 +154,10 @@ def test_one_that_looks_is_caught(name: str, first: bool) -> None:
 @pytest.mark.parametrize("name", RIGHT)
 def test_one_that_does_not_look_passes(name: str) -> None:
     try_apart(Looking(RIGHT[name]))
+
+
+def test_games_of_several_pass() -> None:
+    try_apart(make_environment("Tag", agents=4, taggers=1, neighbours=2))
 
 
 @pytest.mark.parametrize(
@@ -185,14 +201,15 @@ def _fails(*_: object) -> None:
 
 @pytest.mark.usefixtures("nothing_else")
 def test_a_large_one_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fragflow.graph.probe.LARGE", 40)
     said = "; environments by a stand-in, and tried apart"
-    assert probed(Looking(by_itself, LARGE)).endswith(f" s{said}")
+    assert probed(Looking(by_itself)).endswith(f" s{said}")
     monkeypatch.setattr(neighbours, "try_apart", _fails)
-    assert probed(Looking(by_itself, LARGE)).endswith(f", remembered{said}")
-    assert probed(Looking(by_itself, LARGE), "multi-learner").endswith(f" s{said}")
+    assert probed(Looking(by_itself)).endswith(f", remembered{said}")
+    assert probed(Looking(by_itself), "single-learner-fine").endswith(f" s{said}")
     # Another environment is not known, and what was not tried is not remembered.
     for _ in range(2):
-        other = probed(Looking(by_itself, LARGE + 1))
+        other = probed(Looking(by_itself, 1))
         assert other.endswith("and could not be tried apart (ValueError: no such thing)")
 
 

@@ -6,7 +6,7 @@ all rows or a foreign function may look at other rows all the same. So the real 
 by itself, once: a few rows at once, and some of them among other neighbours, in double precision.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -41,8 +41,8 @@ class Batch(NamedTuple):
     """(raw key, indices) -> state, timestep"""
     step: ClosedJaxpr
     """(state, action) -> state, timestep"""
-    labels: tuple[str, ...]
-    """of what both give"""
+    labels: Mapping[str, tuple[str, ...]]
+    """of what each gives"""
 
 
 def batches(environment: Environment) -> tuple[Batch, Batch]:
@@ -59,11 +59,15 @@ def _batch(environment: Environment, rows: int) -> Batch:
 
     key = jax.ShapeDtypeStruct((2,), np.uint32)
     ids = jax.ShapeDtypeStruct((rows,), np.int32)
-    first, shapes = jax.make_jaxpr(reset, return_shape=True)(key, ids)
+    first, begun = jax.make_jaxpr(reset, return_shape=True)(key, ids)
     one = space_types(environment.action)
     action = jax.ShapeDtypeStruct((rows, *_agents(environment), *one.shape), one.dtype)
-    further = jax.make_jaxpr(step)(shapes[0], action)
-    return Batch(first, further, leaf_labels(dict(zip(("state", "timestep"), shapes, strict=True))))
+    further, made = jax.make_jaxpr(step, return_shape=True)(begun[0], action)
+    return Batch(first, further, {"reset": _labels(begun), "step": _labels(made)})
+
+
+def _labels(answer: Any) -> tuple[str, ...]:
+    return leaf_labels(dict(zip(("state", "timestep"), answer, strict=True)))
 
 
 def _agents(environment: Environment) -> tuple[int, ...]:
@@ -134,7 +138,7 @@ def _compare(
     part: Sequence[Any],
     rows: Sequence[int],
 ) -> None:
-    for label, a, b in zip(batch.labels, whole, part, strict=True):
+    for label, a, b in zip(batch.labels[method], whole, part, strict=True):
         there, here = _plain(a)[np.asarray(rows)], _plain(b)
         if distance(there, here) > TOLERANCE:
             raise ReplicaError(
