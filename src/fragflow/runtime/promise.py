@@ -15,6 +15,7 @@ from typing import Any
 
 from fragflow import _all_reduce
 from fragflow._jax import calls_back
+from fragflow.api.environment import Environment
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.errors import ReplicaError
 from fragflow.graph import culprit, double, neighbours, play, relation, stand_in
@@ -101,15 +102,16 @@ def _try_environment(source: Traced) -> str:
 
     Once for each environment: by its programs. If it could not be tried, why.
     """
-    if not _is_tried_apart(source):
+    environment = _tried_apart(source)
+    if environment is None:
         return ""
     try:
-        programs = neighbours.batches(source.environment)
+        programs = neighbours.batches(environment)
         digest = of_programs(p for batch in programs for p in (batch.reset, batch.step))
         key = None if digest is None else _key(digest, "environment")
         if key is not None and (recall(key) or {}).get("apart") is True:
             return ""
-        neighbours.try_apart(source.environment, programs)
+        neighbours.try_apart(environment, programs)
     except ReplicaError:
         raise
     except Exception as error:  # as below
@@ -119,16 +121,18 @@ def _try_environment(source: Traced) -> str:
     return ""
 
 
-def _is_tried_apart(source: Traced) -> bool:
-    """Of what calls Python too: the probe plays parts side by side, and Python is given all."""
-    if isinstance(source.environment, Host | HostEnvironment):
-        return False
-    return is_large(source) or any(map(calls_back, of_environments(source)))
+def _tried_apart(source: Traced) -> Environment | None:
+    """An environment that a stand-in plays, or that calls Python, which is given all parts."""
+    environment = source.environment
+    if isinstance(environment, Host | HostEnvironment):
+        return None
+    is_hidden = is_large(source) or any(map(calls_back, of_environments(source)))
+    return environment if is_hidden else None
 
 
 def _played(source: Traced, untried: str = "") -> str:
     """By whom environments were played, if not simply by themselves."""
-    if not _is_tried_apart(source):
+    if _tried_apart(source) is None:
         return ""
     who = "by a stand-in, and " if is_large(source) else ""
     result = f"could not be tried apart ({untried})" if untried else "tried apart"

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import mctx
+import mctx as searches
 import optax
 from jax import lax
 
@@ -13,6 +13,9 @@ import fragflow as ff
 from equivalence.own.latent_model import lambda_returns
 from equivalence.own.layers import adam, init_layers, layers
 from fragflow import ops
+
+mctx: Any = searches
+"""a type checker does not know what chex makes of its classes"""
 
 
 class Happened(NamedTuple):
@@ -145,7 +148,7 @@ class MuZero(ff.Algorithm):
 
     @ff.component("learner.update")
     def update(self, learner, grads):
-        return adam(self.learning_rate, *learner, grads)
+        return adam(self.learning_rate, learner[0], learner[1], grads)
 
     def policy(self, params, obs, memory, key, explore=False):
         action, visits, _ = self._search(params, obs, key)
