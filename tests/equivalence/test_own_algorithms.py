@@ -105,7 +105,8 @@ def test_a_run_of_few_environments_is_probed():
 
 def assert_equal_but_for_rounding(cut: Outcome, whole: Outcome) -> None:
     """All of the state, the buffer included, and the metrics."""
-    assert relative_error(cut.state.params, whole.state.params) < 1e-4
+    # Biases were zero before a few steps of Adam, which make much of the last digits of gradients.
+    assert relative_error(cut.state.params, whole.state.params, least=1e-2) < 1e-4
     assert jax.tree.structure(cut.state) == jax.tree.structure(whole.state)
     for a, b in zip(jax.tree.leaves(cut.state), jax.tree.leaves(whole.state), strict=True):
         if jnp.issubdtype(b.dtype, jnp.floating):
