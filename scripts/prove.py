@@ -34,7 +34,7 @@ TABLE = ROOT / "docs" / "proofs.md"
 CHECKS = ("graph", "api", "policies", "_jax.py", "_all_reduce.py")
 ABOUT = (*(f"src/fragflow/{name}" for name in CHECKS), "tests/hunt", "requirements.lock")
 """what rows are about: other files may change without a new proof"""
-PROBE = ("probe", "play", "double", "culprit", "stand_in", "relation", "fingerprint")
+PROBE = ("probe", "play", "double", "culprit", "stand_in", "relation", "fingerprint", "neighbours")
 NOT_PROBED = tuple(f":(exclude)src/fragflow/graph/{name}.py" for name in PROBE)
 """for rows that the probe has no part in"""
 KINDS = ("uniform", "count", "varying", "partial", "mixed")

@@ -252,7 +252,8 @@ def called_by(eqn: Eqn) -> ClosedJaxpr | None:
     """What a plain call calls; None if it is no such call."""
     if eqn.primitive.name not in CALLS:
         return None
-    return closed_jaxpr(eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"])
+    key = next(k for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params)
+    return closed_jaxpr(eqn.params[key])
 
 
 def linear_solve_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
@@ -406,6 +407,11 @@ def contains_all_reduce(eqn: Eqn) -> bool:
 def calls_back(eqn: Eqn) -> bool:
     """Whether `eqn` calls back into Python, at any depth."""
     return _contains(eqn, lambda inner: "callback" in inner.primitive.name)
+
+
+def loops(eqn: Eqn) -> bool:
+    """Whether `eqn` has a loop that ends by what it computes, at any depth."""
+    return _contains(eqn, lambda inner: inner.primitive.name == "while")
 
 
 def has_own_batching(eqn: Eqn) -> bool:

@@ -102,7 +102,7 @@ def digest(state: Any) -> str:
     return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in leaves)).hexdigest()
 
 
-def relative_error(a: Any, b: Any) -> float:
-    """Largest difference of any leaf, relative to that leaf's size."""
+def relative_error(a: Any, b: Any, least: float = 0.0) -> float:
+    """Largest difference of any leaf, relative to that leaf's size, which is `least` at least."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return max(float(np.abs(x - y).max() / (np.abs(y).max() or 1.0)) for x, y in pairs)
+    return max(float(np.abs(x - y).max() / (max(np.abs(y).max(), least) or 1.0)) for x, y in pairs)

@@ -2,8 +2,10 @@
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,19 +30,32 @@ CASES = {
 }
 ONE_LEARNER = ("single-learner-coarse", "single-learner-fine", "learner-per-team")
 SEVERAL_LEARNERS = ("multi-learner", "gpu-only", "environments", "central", "split-device")
+NAMES = (*CASES, "muzero")
+ANY_NUMBER = ("single-learner-coarse", "single-learner-fine", "multi-learner")
+"""policies that are tried with one worker, with two and with four"""
 OFTEN = [
-    ("td3", "single-learner-fine"),
-    ("ppg", "single-learner-coarse"),
-    *((case, "multi-learner") for case in CASES),
+    ("td3", "single-learner-fine", 2),
+    ("ppg", "single-learner-coarse", 2),
+    *((case, "multi-learner", 2) for case in CASES),
 ]
-"""of all combinations, those that are tried every time"""
+"""of all combinations, those that are tried every time; searches take long to compile"""
 NUM_ENVS, ITERATIONS = 8, 3
+
+
+def algorithm_of(case: str) -> tuple[Any, str]:
+    """An algorithm, and the environment that it learns."""
+    if case == "muzero":
+        pytest.importorskip("mctx")
+        from equivalence.own.muzero import MuZero
+
+        return MuZero(), "CartPole-v1"
+    return CASES[case]
 
 
 @functools.cache
 def train(case: str, policy: str, workers: int) -> Outcome:
     """In lockstep; where a policy asks for a number of learners, as many as workers."""
-    algorithm, environment = CASES[case]
+    algorithm, environment = algorithm_of(case)
     steps = algorithm.rollout_length * getattr(algorithm, "rollouts", 1)
     experiment = Experiment(
         algorithm=algorithm,
@@ -58,20 +73,22 @@ def nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("case", "policy"),
-    [
-        pytest.param(case, policy, marks=[] if (case, policy) in OFTEN else pytest.mark.slow)
-        for case in CASES
-        for policy in (*ONE_LEARNER, *SEVERAL_LEARNERS)
-    ],
-)
-def test_two_workers_learn_what_one_program_does(case, policy):
-    whole, cut = train(case, "gpu-only", 1), train(case, policy, 2)
+def combinations() -> Iterator[Any]:
+    for case in NAMES:
+        for policy in (*ONE_LEARNER, *SEVERAL_LEARNERS):
+            for workers in (1, 2, 4) if policy in ANY_NUMBER else (2,):
+                combination = (case, policy, workers)
+                marks = [] if combination in OFTEN else pytest.mark.slow
+                yield pytest.param(*combination, marks=marks)
+
+
+@pytest.mark.parametrize(("case", "policy", "workers"), list(combinations()))
+def test_workers_learn_what_one_program_does(case, policy, workers):
+    whole, cut = train(case, "gpu-only", 1), train(case, policy, workers)
     assert len(whole.rows) == len(cut.rows) == ITERATIONS
     assert whole.start.equality == "bitwise"
     assert_learnt_something(whole)
-    if policy in SEVERAL_LEARNERS:
+    if policy in SEVERAL_LEARNERS and workers > 1:
         assert cut.start.equality.startswith("rounding: ")
     if cut.start.equality == "bitwise":
         assert digest(cut.state) == digest(whole.state)
@@ -88,7 +105,8 @@ def test_a_run_of_few_environments_is_probed():
 
 def assert_equal_but_for_rounding(cut: Outcome, whole: Outcome) -> None:
     """All of the state, the buffer included, and the metrics."""
-    assert relative_error(cut.state.params, whole.state.params) < 1e-4
+    # Biases were zero before a few steps of Adam, which make much of the last digits of gradients.
+    assert relative_error(cut.state.params, whole.state.params, least=1e-2) < 1e-4
     assert jax.tree.structure(cut.state) == jax.tree.structure(whole.state)
     for a, b in zip(jax.tree.leaves(cut.state), jax.tree.leaves(whole.state), strict=True):
         if jnp.issubdtype(b.dtype, jnp.floating):

@@ -2,13 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from fragflow._jax import (
+    ClosedJaxpr,
     Eqn,
     Literal,
     calls_back,
@@ -35,6 +36,22 @@ def fingerprint(fdg: FDG) -> str | None:
         digest.update(f"{name} {fragment.replicas} {fragment.over} {fragment.extent}\n".encode())
         for node in walk((fragment.loop,)):
             digest.update(f"{_place(node)}\n".encode())
+    return digest.hexdigest()
+
+
+def of_programs(programs: Iterable[ClosedJaxpr]) -> str | None:
+    """The same of programs alone."""
+    digest = hashlib.sha256()
+    for closed in programs:
+        if any(map(calls_back, closed.jaxpr.eqns)):
+            return None
+        digest.update(_ADDRESS.sub("", str(closed.jaxpr)).encode())
+        for constant in closed.consts:
+            for words in _array(constant):
+                digest.update(words)
+        for eqn in closed.jaxpr.eqns:
+            for words in _equation(eqn):
+                digest.update(words)
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow._jax import component_of, inner_jaxprs, is_key, raw_key, wrapped_key
+from fragflow._jax import component_of, inner_jaxprs, is_key, loops, raw_key, wrapped_key
 from fragflow.api.vector import EnvState
 from fragflow.errors import ReplicaError
 from fragflow.graph.build import build
@@ -89,7 +89,7 @@ class Trial:
 
     def setting(self) -> Setting:
         plays_jax = self.environments == "stand-in" or (
-            self.environments == "cheaper" and _environment_size(self.source) > LARGE
+            self.environments == "cheaper" and is_large(self.source)
         )
         return Setting(answer=stand_in(self.source.environment, plays_jax))
 
@@ -221,24 +221,23 @@ def _structure(program: Program) -> list[tuple[Any, ...]]:
     ]
 
 
-def _environment_size(source: Traced) -> int:
-    return sum(1 for _ in _of_environments(source.at(source.extent).closed.jaxpr))
+def is_large(source: Traced) -> bool:
+    """Whether a stand-in plays the environments although they are JAX programs."""
+    return sum(1 for _ in of_environments(source)) > LARGE
 
 
-def _environments_loop(source: Traced) -> bool:
-    """Whether environments have loops that end by what they compute."""
-    equations = _of_environments(source.at(source.extent).closed.jaxpr)
-    return any(eqn.primitive.name == "while" for eqn in equations)
-
-
-def _of_environments(jaxpr: Any, is_inside: bool = False) -> Iterator[Any]:
+def of_environments(source: Traced) -> Iterator[Any]:
     """All equations of environments."""
-    for eqn in jaxpr.eqns:
-        inside = is_inside or (component_of(eqn) or "").startswith("environment.")
-        if inside:
-            yield eqn
-        for inner in inner_jaxprs(eqn):
-            yield from _of_environments(inner, inside)
+
+    def within(jaxpr: Any, is_inside: bool) -> Iterator[Any]:
+        for eqn in jaxpr.eqns:
+            inside = is_inside or (component_of(eqn) or "").startswith("environment.")
+            if inside:
+                yield eqn
+            for inner in inner_jaxprs(eqn):
+                yield from within(inner, inside)
+
+    return within(source.at(source.extent).closed.jaxpr, False)
 
 
 def _tried(trial: Trial) -> Verdict:
@@ -269,7 +268,7 @@ class Programs:
         self._trial = trial
         self._trace = trial.source.at(trial.source.extent)
         steps = env_steps_per_iteration(self._trace, trial.num_envs)
-        self._loops = _environments_loop(trial.source)
+        self._loops = any(map(loops, of_environments(trial.source)))
         self._late = max(3, min(LATE, 2**30 // max(steps, 1)))
         setting = trial.setting()
         self._sources = {
@@ -357,7 +356,7 @@ class Programs:
             leaf = x if order is None or axis is None else jnp.take(x, order, axis)
             is_kept = k in own and (order is None or self._loops)
             if not is_kept and not is_key(leaf) and leaf.dtype == jnp.float64:
-                leaf = _jittered(np.asarray(leaf), rng, scale)
+                leaf = jittered(np.asarray(leaf), rng, scale)
             leaves.append(leaf)
         return leaves
 
@@ -374,7 +373,8 @@ class Programs:
         return axes
 
 
-def _jittered(x: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+def jittered(x: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
+    """Numbers that are off by as much; what is not negative stays so."""
     added = 0.1 * scale * rng.standard_normal(x.shape)
     if x.size and np.min(x) >= 0:
         added = np.abs(added)

@@ -55,6 +55,37 @@ def _fixpoint(first: list[Kind], step: Any, line: str) -> list[Kind]:
         carry = after
 
 
+DEGREES = (-1, 1)
+"""of means and of sums: what rows of zeros may be taken to be"""
+
+
+def _settled(first: list[Kind], step: Any, line: str) -> list[Kind]:
+    """Carry kinds that a loop's body preserves, with as much as is known of them.
+
+    A zero is of any degree, but what is made of it is of one: the derivative of a loop begins with
+    zeros, to which gradients of a mean are added after they have been multiplied. If they cannot
+    be rows of degree 0, they are taken to be of another one, as zeros are.
+    """
+    carry = _fixpoint(first, step, line)
+    for degree in DEGREES:
+        if not _lost(first, carry):
+            break
+        assumed = [
+            replace(k, degree=degree, zero=False) if k.zero and k.tag is Tag.VARYING else k
+            for k in first
+        ]
+        if assumed == first:
+            break
+        other = _fixpoint(assumed, step, line)
+        carry = carry if _lost(first, other) else other
+    return carry
+
+
+def _lost(first: Sequence[Kind], carry: Sequence[Kind]) -> bool:
+    """Whether something is mixed that was not so at first."""
+    return any(c.tag is Tag.MIXED is not f.tag for f, c in zip(first, carry, strict=True))
+
+
 def scan(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
     loop, other = scan_of(pair.a), scan_of(pair.b)
     consts, count = loop.consts, loop.carries
@@ -70,7 +101,7 @@ def scan(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
         return walk(loop.body, other.body, [*kinds[:consts], *carry, *slices])
 
     first = list(kinds[consts : consts + count])
-    carry = _fixpoint(first, lambda c: body(c)[:count], pair.line)
+    carry = _settled(first, lambda c: body(c)[:count], pair.line)
     return [*carry, *(stack_kind(k) for k in body(carry)[count:])]
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from fragflow._jax import applied_by, draws_together
+from fragflow._jax import applied_by, draws_together, is_key
 from fragflow.graph.elementwise import Kinds, Rule, elementwise
 from fragflow.graph.kinds import (
     COUNT,
@@ -27,8 +27,30 @@ FROM_ONE_KEY = (
     "is drawn from keys that are not threefry's, of which JAX uses the first for all environments "
     "together: use jax.random.key(seed, impl='threefry2x32')"
 )
+_BY_ITSELF = (
+    "draw with env.keys(key), one key per environment, and call what takes one key for a whole "
+    "batch for each environment by itself: env.map(lambda key, x: f(key, x[None]), env.keys(key), "
+    "rows)"
+)
+SHARED_KEY = (
+    "is drawn for every environment from one shared key, so replicas would draw the same numbers: "
+    + _BY_ITSELF
+)
+ANOTHERS_KEY = "takes one environment's key for other environments: " + _BY_ITSELF
 INDEXED = "is indexed along the environment axis"
 _OTHERS = "is indexed by something that differs from replica to replica"
+
+
+def of_keys(rule: Rule) -> Rule:
+    """A rule for what takes some entries of an array, which says what is wrong where it is keys."""
+
+    def told(pair: Pair, kinds: Kinds) -> Kind | list[Kind]:
+        result = rule(pair, kinds)
+        is_mixed = isinstance(result, Kind) and result.tag is Tag.MIXED
+        is_key_of_row = kinds[0].tag is Tag.VARYING and is_key(pair.a.invars[0].aval)
+        return mixed(ANOTHERS_KEY, pair.line) if is_mixed and is_key_of_row else result
+
+    return told
 
 
 def _are_indices(kinds: Kinds) -> bool:
@@ -258,11 +280,7 @@ def random_bits(pair: Pair, kinds: Kinds) -> Kind:
         return mixed(FROM_ONE_KEY, pair.line)
     made = [d for d in pair.output_sized() if kind.tag is not Tag.VARYING or d != kind.axis]
     if made:
-        return mixed(
-            "is drawn for every environment from one shared key, so replicas would draw the same "
-            "numbers: draw with env.keys(key), one key per environment",
-            pair.line,
-        )
+        return mixed(SHARED_KEY, pair.line)
     return replace(kind, zero=False)
 
 

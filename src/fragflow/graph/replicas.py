@@ -9,6 +9,7 @@ way; it comes from the environment's component. docs/soundness.md says what foll
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from fragflow._jax import (
     component_of,
     contains_all_reduce,
     draws_together,
+    inner_jaxprs,
     source_line,
 )
 from fragflow.api.rows import row_call
@@ -223,6 +225,8 @@ class Context:
         marked, other = row_call(pair.a), row_call(pair.b)
         if marked is None or marked != other or contains_all_reduce(pair.a):
             return None
+        if marked.rows is None and not _same_operations(pair.a, pair.b):
+            return None  # a batching rule has seen how many there are
         if draws_together(pair.a):
             return None  # vmapped, but not row by row
         if marked.rows is not None and calls_back(pair.a):
@@ -243,6 +247,20 @@ class Context:
             for k, x, y in zip(rows, pair.a.outvars, pair.b.outvars, strict=True)
         )
         return rows if fits else None
+
+
+def _same_operations(a: Eqn, b: Eqn) -> bool:
+    """Whether both are made of the same primitives, at any depth."""
+    if a.primitive is not b.primitive:
+        return False
+    pairs = zip_longest(inner_jaxprs(a), inner_jaxprs(b))
+    return all(
+        x is not None
+        and y is not None
+        and len(x.eqns) == len(y.eqns)
+        and all(map(_same_operations, x.eqns, y.eqns))
+        for x, y in pairs
+    )
 
 
 def _by_rule(pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:

@@ -154,7 +154,11 @@ add(
     rules.moving(rules.along("dimensions"), "reverses the environment axis"),
     **_MOVES,
 )
-add("slice", rules.moving(rules.slice_, "takes some rows of the environment axis"), **_MOVES)
+add(
+    "slice",
+    index.of_keys(rules.moving(rules.slice_, "takes some rows of the environment axis")),
+    **_MOVES,
+)
 add("tile", rules.moving(rules.tile, "repeats the environment axis"), **_MOVES)
 add("split", index.split, **_MOVES)
 add("unstack", index.unstack, **_MOVES)

@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from fragflow import _all_reduce
+from fragflow._jax import calls_back
+from fragflow.api.environment import Environment
+from fragflow.api.host import Host, HostEnvironment
 from fragflow.errors import ReplicaError
-from fragflow.graph import culprit, double, play, relation, stand_in
+from fragflow.graph import culprit, double, neighbours, play, relation, stand_in
 from fragflow.graph import probe as probe_module
 from fragflow.graph.extent import Extent
-from fragflow.graph.fingerprint import fingerprint
+from fragflow.graph.fingerprint import fingerprint, of_programs
 from fragflow.graph.ir import FDG
-from fragflow.graph.probe import Verdict, is_divided, probe
+from fragflow.graph.probe import Verdict, is_divided, is_large, of_environments, probe
 from fragflow.graph.traced import Traced
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.remembered import recall, remember
 from fragflow.runtime.selftest import operation_that_differs
 
 PACKAGES = ("fragflow", "jax", "jaxlib", "numpy")
-HOW = (_all_reduce, culprit, double, play, probe_module, relation, stand_in)
+HOW = (_all_reduce, culprit, double, neighbours, play, probe_module, relation, stand_in)
 """modules that try: with others, it has not been tried"""
 
 
@@ -76,23 +79,70 @@ def tried(
     key = key_of(fdg, "probe")
     known = _verdict(recall(key)) if key is not None else None
     if known is not None:
-        text = f"{known}, remembered{_unproven(fdg)}"
+        text = f"{known}, remembered{_played(source)}{_unproven(fdg)}"
         return Tried(text=text, verdict=known, proven=not fdg.unproven)
     observer.phase("probing", 0, 1)
+    untried = _try_environment(source)
     try:
         verdict = probe(fdg, source, first=first, open_all=is_deterministic)
     except ReplicaError:
         raise
     except Exception as error:  # it is there to find mistakes, not to make any
-        words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        words = _words(error)
         _refuse_unproven(fdg, f"fails ({words})")
         return Tried(text=f"could not be tried ({words})", seconds=time.perf_counter() - began)
     seconds = time.perf_counter() - began
-    if key is not None:
+    if key is not None and not untried:
         facts = {"states": verdict.states, "leaves": verdict.leaves, "worst": verdict.worst}
         remember(key, facts)
-    text = f"{verdict}, {seconds:.1f} s{_unproven(fdg)}"
+    text = f"{verdict}, {seconds:.1f} s{_played(source, untried)}{_unproven(fdg)}"
     return Tried(text=text, verdict=verdict, seconds=seconds, proven=not fdg.unproven)
+
+
+def _try_environment(source: Traced) -> str:
+    """Tries whether environments look at their neighbours, where the probe does not see it.
+
+    Once for each environment: by its programs. If it could not be tried, why.
+    """
+    environment = _tried_apart(source)
+    if environment is None:
+        return ""
+    try:
+        programs = neighbours.batches(environment)
+        digest = of_programs(p for batch in programs for p in (batch.reset, batch.step))
+        key = None if digest is None else _key(digest, "environment")
+        if key is not None and (recall(key) or {}).get("apart") is True:
+            return ""
+        neighbours.try_apart(environment, programs)
+    except ReplicaError:
+        raise
+    except Exception as error:  # as below
+        return _words(error)
+    if key is not None:
+        remember(key, {"apart": True})
+    return ""
+
+
+def _tried_apart(source: Traced) -> Environment | None:
+    """An environment that a stand-in plays, or that calls Python, which is given all parts."""
+    environment = source.environment
+    if isinstance(environment, Host | HostEnvironment):
+        return None
+    is_hidden = is_large(source) or any(map(calls_back, of_environments(source)))
+    return environment if is_hidden else None
+
+
+def _played(source: Traced, untried: str = "") -> str:
+    """By whom environments were played, if not simply by themselves."""
+    if _tried_apart(source) is None:
+        return ""
+    who = "by a stand-in, and " if is_large(source) else ""
+    result = f"could not be tried apart ({untried})" if untried else "tried apart"
+    return f"; environments {who}{result}"
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _unproven(fdg: FDG) -> str:
@@ -129,9 +179,11 @@ def _holding(fdg: FDG) -> str:
 def key_of(fdg: FDG, *what: str) -> str | None:
     """Under what a trial of `fdg` is remembered; None if it cannot be."""
     graph = fingerprint(fdg)
-    if graph is None:
-        return None
-    words = [graph, *what, platform.python_version(), *_versions(), _how()]
+    return None if graph is None else _key(graph, *what)
+
+
+def _key(*what: str) -> str:
+    words = [*what, platform.python_version(), *_versions(), _how()]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
