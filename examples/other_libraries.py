@@ -53,9 +53,7 @@ class Craftax:
     def __init__(self) -> None:
         from craftax.craftax_env import make_craftax_env_from_name
 
-        self._world = make_craftax_env_from_name(
-            "Craftax-Classic-Symbolic-v1", auto_reset=False
-        )
+        self._world = make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset=False)
         self._params = self._world.default_params
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:

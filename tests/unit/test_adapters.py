@@ -103,7 +103,7 @@ def test_brax_episodes_end_at_their_limit():
 
 @pytest.mark.filterwarnings("ignore")  # Brax warns of itself
 def test_brax_is_cut_whatever_is_inside():
-    """There are loops, branches and scatters over all rows in it; only the cut is made, nothing runs."""
+    """Loops, branches and scatters over all rows are in it. Only the cut is made, nothing runs."""
     experiment = Experiment(
         algorithm=PPO(rollout_length=4, epochs=1, minibatches=1, hidden=(8,)),
         environment=make_environment("brax:inverted_pendulum"),
