@@ -2,13 +2,12 @@
 
     pip install pgx craftax jumanji
     cd examples
-    fragflow train ppo --env other_libraries:Game2048 --policy single-learner-coarse --workers 2
-    fragflow train ppo --env other_libraries:Craftax --policy single-learner-coarse --workers 2
     fragflow train ppo --env other_libraries:Snake --policy single-learner-coarse --workers 2
 
 Each calls the steps of its library that start no new episode at the end of one: fragflow does that.
 """
 
+import importlib
 from typing import Any
 
 import jax
@@ -25,22 +24,16 @@ class Game2048:
     action = ff.Discrete(n=4)
 
     def __init__(self) -> None:
-        import pgx
-
-        self._game = pgx.make("2048")
+        self._game = importlib.import_module("pgx").make("2048")
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         state = self._game.init(key)
-        return state, self._seen(state)
+        return state, state.observation.ravel().astype(jnp.float32)
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> ff.Step:
         state = self._game.step(state, action, key)
-        return ff.Step(
-            state, self._seen(state), state.rewards[0], state.terminated, state.truncated
-        )
-
-    def _seen(self, state: Any) -> jax.Array:
-        return state.observation.ravel().astype(jnp.float32)
+        obs = state.observation.ravel().astype(jnp.float32)
+        return ff.Step(state, obs, state.rewards[0], state.terminated, state.truncated)
 
 
 class Craftax:
@@ -51,9 +44,9 @@ class Craftax:
     action = ff.Discrete(n=17)
 
     def __init__(self) -> None:
-        from craftax.craftax_env import make_craftax_env_from_name
-
-        self._world = make_craftax_env_from_name("Craftax-Classic-Symbolic-v1", auto_reset=False)
+        library = importlib.import_module("craftax.craftax_env")
+        name = "Craftax-Classic-Symbolic-v1"
+        self._world: Any = library.make_craftax_env_from_name(name, auto_reset=False)
         self._params = self._world.default_params
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -62,8 +55,8 @@ class Craftax:
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> ff.Step:
         obs, state, reward, over, _ = self._world.step_env(key, state, action, self._params)
-        truncated = state.timestep >= self._params.max_timesteps
-        return ff.Step(state, obs, reward, over & ~truncated, over & truncated)
+        cut = state.timestep >= self._params.max_timesteps
+        return ff.Step(state, obs, reward, over & ~cut, over & cut)
 
 
 class Snake:
@@ -74,17 +67,14 @@ class Snake:
     action = ff.Discrete(n=4)
 
     def __init__(self) -> None:
-        import jumanji
-
-        self._game: Any = jumanji.make("Snake-v1")
+        self._game: Any = importlib.import_module("jumanji").make("Snake-v1")
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         state, first = self._game.reset(key)
         return state, first.observation.grid.ravel()
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> ff.Step:
-        del key  # it keeps one of its own in its state
-        state, next = self._game.step(state, action)
-        truncated = state.step_count >= self._game.time_limit
-        obs = next.observation.grid.ravel()
-        return ff.Step(state, obs, next.reward, next.last() & ~truncated, next.last() & truncated)
+        state, then = self._game.step(state, action)  # it keeps a key of its own
+        cut = state.step_count >= self._game.time_limit
+        obs = then.observation.grid.ravel()
+        return ff.Step(state, obs, then.reward, then.last() & ~cut, then.last() & cut)

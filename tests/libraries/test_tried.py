@@ -26,7 +26,7 @@ def learnt(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 def test_rounding_passes_and_is_said(learnt: dict[str, list[float]]) -> None:
     learnt["central 4"] = [1.0, 2.0001]
-    said = tried.tried("CartPole-v1", tried.POLICIES, None)
+    said = tried.tried("CartPole-v1")
     assert "9 runs" in said
     assert "at most 1e-03" in said
 
@@ -35,15 +35,15 @@ def test_rounding_passes_and_is_said(learnt: dict[str, list[float]]) -> None:
 def test_what_differs_does_not(learnt: dict[str, list[float]], params: list[float]) -> None:
     learnt["central 4"] = params
     with pytest.raises(AssertionError, match="central 4 by"):
-        tried.tried("CartPole-v1", tried.POLICIES, None)
+        tried.tried("CartPole-v1")
 
 
 def test_runs_are_kept(learnt: dict[str, list[float]], tmp_path: Path) -> None:
     file = tmp_path / "kept.json"
-    tried.tried("CartPole-v1", ("central",), file)
+    tried.tried("CartPole-v1", ["central"], file=file)
     assert list(json.loads(file.read_text())) == ["central 1", "central 2", "central 4"]
     learnt["central 1"] = [7.0, 7.0]  # not run again
-    tried.tried("CartPole-v1", ("central",), file)
+    tried.tried("CartPole-v1", ["central"], file=file)
 
 
 def test_a_library_that_is_not_here_fails(
