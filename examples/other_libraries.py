@@ -11,7 +11,6 @@ import importlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import fragflow as ff
 
@@ -28,11 +27,11 @@ class Game2048:
 
     def reset(self, key: jax.Array) -> tuple[Any, jax.Array]:
         state = self._game.init(key)
-        return state, state.observation.ravel().astype(jnp.float32)
+        return state, state.observation.ravel().astype("float32")
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> ff.Step:
         state = self._game.step(state, action, key)
-        obs = state.observation.ravel().astype(jnp.float32)
+        obs = state.observation.ravel().astype("float32")
         return ff.Step(state, obs, state.rewards[0], state.terminated, state.truncated)
 
 

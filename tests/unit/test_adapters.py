@@ -12,7 +12,7 @@ import pytest
 import fragflow as ff
 from fragflow import ops
 from fragflow.algorithms.ppo import PPO
-from fragflow.environments import library_of, make_environment
+from fragflow.environments import library_of, make_environment, playground
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
@@ -137,7 +137,7 @@ class TestPlayground:
         with pytest.raises(ConfigError, match="Did you mean 'episode_length'"):
             make_environment("playground:CartpoleBalance", episode_lengt=3)
         with pytest.raises(ConfigError, match="nworldd"):
-            make_environment("playground:CartpoleBalance", **{"vision_config.nworldd": 3})
+            playground.make("CartpoleBalance", **{"vision_config.nworldd": 3})
 
     def test_robots_are_not_downloaded_unasked(self, monkeypatch, tmp_path):
         pytest.importorskip("mujoco_playground", exc_type=ImportError)
