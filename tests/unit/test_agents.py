@@ -195,10 +195,11 @@ def test_teams_are_told_by_the_names_of_agents():
 
 @pytest.mark.legacy
 @pytest.mark.parametrize(
-    ("name", "seen"), [("HeuristicEnemySMAX", (5, 127)), ("overcooked_v2", (2, 4, 5, 30))]
+    ("name", "seen"),
+    [("HeuristicEnemySMAX", (5, 127)), ("overcooked_v2", (2, 4, 5, 30)), ("hanabi", (2, 658))],
 )
 def test_jaxmarl_beyond_particles(name: str, seen: tuple[int, ...]) -> None:
-    environment = make_environment(f"jaxmarl:{name}", max_steps=1)
+    environment = make_environment(f"jaxmarl:{name}")
     key = jax.random.key(0)
     state, _ = jax.eval_shape(environment.reset, key)
     action = jnp.zeros((environment.num_agents,), jnp.int32)

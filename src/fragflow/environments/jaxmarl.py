@@ -92,7 +92,8 @@ def _space(name: str, space: Any) -> Space:
         return Discrete(n=int(space.n))
     if type(space).__name__ == "Box":
         low, high = (float(np.min(space.low)), float(np.max(space.high)))
-        return Box(shape=tuple(space.shape), dtype=np.dtype(space.dtype).name, low=low, high=high)
+        shape = tuple(map(int, np.atleast_1d(space.shape)))  # Hanabi's is one number
+        return Box(shape=shape, dtype=np.dtype(space.dtype).name, low=low, high=high)
     raise ConfigError(f"{name} has a space of type {type(space).__name__}: not supported")
 
 
