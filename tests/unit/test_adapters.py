@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from typing import Any
 
 import gymnasium
 import jax
@@ -12,7 +13,7 @@ import pytest
 import fragflow as ff
 from fragflow import ops
 from fragflow.algorithms.ppo import PPO
-from fragflow.environments import library_of, make_environment, playground
+from fragflow.environments import library_of, make_environment
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
@@ -136,8 +137,9 @@ class TestPlayground:
             make_environment("playground:CartpoleBalanc")
         with pytest.raises(ConfigError, match="Did you mean 'episode_length'"):
             make_environment("playground:CartpoleBalance", episode_lengt=3)
+        nested: dict[str, Any] = {"vision_config.nworldd": 3}
         with pytest.raises(ConfigError, match="nworldd"):
-            playground.make("CartpoleBalance", **{"vision_config.nworldd": 3})
+            make_environment("playground:CartpoleBalance", **nested)
 
     def test_robots_are_not_downloaded_unasked(self, monkeypatch, tmp_path):
         pytest.importorskip("mujoco_playground", exc_type=ImportError)
