@@ -1,5 +1,7 @@
 """Environments that keep a random key in their state, as many libraries' do."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +34,22 @@ class Walk:
         return ff.Step((position, own), position, -far, far > 0.3, jnp.bool_(False))
 
 
-def trained(policy: str, workers: int, runtime: str = "local") -> Outcome:
+class WithNothing(Walk):
+    """Its state has a leaf without entries, as physics have for what never touches."""
+
+    def reset(self, key: jax.Array) -> Any:
+        state, obs = super().reset(key)
+        return (state, jnp.zeros((0, 3))), obs
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> ff.Step:
+        step = super().step(state[0], action, key)
+        return step._replace(state=(step.state, state[1]))
+
+
+def trained(policy: str, workers: int, runtime: str = "local", environment: Any = None) -> Outcome:
     experiment = Experiment(
         algorithm=PPO(rollout_length=4, epochs=1, minibatches=1, hidden=(4,)),
-        environment=Walk(),
+        environment=environment or Walk(),
         num_envs=4,
         total_steps=32,
     )
@@ -63,3 +77,9 @@ def test_they_are_cut_with_their_environments(runtime: str) -> None:
     assert one.episodes == two.episodes > 0
     for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(two.state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.quick
+def test_replicas_of_one_program_may_hold_leaves_without_entries() -> None:
+    outcome = trained("central", 2, environment=WithNothing())
+    assert len(outcome.rows) == 2

@@ -184,7 +184,7 @@ class Environments:
         zero = jnp.zeros((*raw.shape[:1], *agents), jnp.float32)
         one = jnp.ones((*raw.shape[:1], 1), jnp.uint32)
         state = EnvState(
-            inner=without_keys(_strong(inner)),
+            inner=_strong(inner),
             random=jnp.concatenate([raw, one], 1),
             record=jnp.zeros((*raw.shape[:1], 5), jnp.float32),
         )
@@ -208,7 +208,7 @@ class Environments:
     def _reset_one(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
         inner, obs = self._begin(environment, _draw(key, 0))
         self._check_shape("reset gives observations", obs, environment.observation.shape)
-        return inner, obs
+        return without_keys(inner), obs
 
     def _begin(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
         """A new episode of one environment: (state, obs)."""
