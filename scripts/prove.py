@@ -37,6 +37,11 @@ ABOUT = (*(f"src/fragflow/{name}" for name in CHECKS), "tests/hunt", "requiremen
 PROBE = ("probe", "play", "double", "culprit", "stand_in", "relation", "fingerprint", "neighbours")
 NOT_PROBED = tuple(f":(exclude)src/fragflow/graph/{name}.py" for name in PROBE)
 """for rows that the probe has no part in"""
+LIBRARIES = (
+    *("brax:inverted_pendulum", "brax:reacher", "brax:ant"),
+    *("playground:CartpoleBalance", "playground:PendulumSwingup"),
+)
+"""environments whose steps are hundreds of operations that nobody reads; one row each"""
 KINDS = ("uniform", "count", "varying", "partial", "mixed")
 
 
@@ -102,6 +107,15 @@ ROWS = (
             f"-m hunt.programs --seed {seed} --count 500 --progress {{progress}}",
         )
         for seed in range(4)
+    ),
+    *(
+        Row(
+            f"library-{env.replace(':', '-')}",
+            f"{env} learns the same with 1, 2 and 4 workers, under three policies",
+            f"-m libraries.tried {env} --progress {{progress}}",
+            also=("src/fragflow/environments", "tests/libraries"),
+        )
+        for env in LIBRARIES
     ),
 )
 

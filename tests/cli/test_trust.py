@@ -237,6 +237,7 @@ def test_known_environments(name: str, known: bool) -> None:
         ("CartPole-v1", {"gravity": 9.8, "sizes": [1, 2], "more": {"a": None}}, ()),
         ("gymnasium:FrozenLake-v1", {"map_name": "8x8", "is_slippery": False}, ()),
         ("brax:ant", {"backend": "spring"}, ()),
+        ("playground:CartpoleBalance", {"impl": "jax", "ctrl_dt": 0.02}, ()),
         ("gymnasium:Ant-v5", {"backend": "spring"}, ("--env-arg", "backend=spring")),
         (
             "gymnasium:Ant-v5",

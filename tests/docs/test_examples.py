@@ -138,6 +138,25 @@ def test_an_engine_of_one_s_own_computes_what_xla_does() -> None:
         np.testing.assert_allclose(a, b, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.filterwarnings("ignore")  # other libraries' imports
+@pytest.mark.parametrize(
+    ("name", "library"), [("Game2048", "pgx"), ("Craftax", "craftax"), ("Snake", "jumanji")]
+)
+def test_environments_of_other_libraries(name: str, library: str) -> None:
+    """Where somebody has installed them."""
+    pytest.importorskip(library)
+    environment = getattr(example("other_libraries"), name)()
+
+    def play(ids: jax.Array) -> ff.Timestep:
+        env = ff.Environments(environment, ids, 2)
+        state, _ = env.reset(jax.random.key(0))
+        return env.step(state, jnp.zeros(2, jnp.int32))[1]
+
+    step = jax.eval_shape(play, jnp.arange(2))
+    assert step.obs.shape == (2, *environment.observation.shape)
+    assert step.obs.dtype == environment.observation.dtype
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 80

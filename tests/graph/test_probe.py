@@ -196,6 +196,23 @@ def test_environments_in_jax_can_be_played_too() -> None:
     assert probe(fdg, source, environments="stand-in").worst < 1e-13
 
 
+class WithNothing(Drift):
+    """Its state has a leaf without entries, as physics have for contacts of what never touches."""
+
+    def reset(self, key: jax.Array) -> tuple[Any, Any]:
+        place, obs = super().reset(key)
+        return (place, jnp.zeros((0, 3))), obs
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> ff.Step:
+        step = super().step(state[0], action, key)
+        return step._replace(state=(step.state, state[1]))
+
+
+def test_a_stand_in_answers_where_a_state_has_leaves_without_entries() -> None:
+    fdg, source = graph(Toy(), environment=WithNothing())
+    assert probe(fdg, source, environments="stand-in").worst < 1e-13
+
+
 def test_a_stand_in_answers_row_by_row_within_its_spaces() -> None:
     space = ff.Box(shape=(3,), low=-2.0, high=3.0)
     scalar = jax.ShapeDtypeStruct((400,), np.float32)

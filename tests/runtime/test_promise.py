@@ -170,7 +170,9 @@ class Alone(Small):
 
 
 @pytest.mark.parametrize("policy", ["gpu-only", "single-learner-coarse"])
-def test_one_environment_each_is_tried_as_it_is(policy: str) -> None:
+def test_one_environment_each_is_tried_as_it_is(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def alone(algorithm: ff.Algorithm, probe: bool = True) -> Outcome:
         one_each = replace(experiment(algorithm), num_envs=3, total_steps=6)
         return run(one_each, named_policy(policy), workers=3, probe=probe)
@@ -178,6 +180,9 @@ def test_one_environment_each_is_tried_as_it_is(policy: str) -> None:
     start = alone(Small()).start
     assert "tried, not proven: one environment each in " in start.probe
     assert start.equality == "bitwise" or "tried, not proven" in start.equality
+    with pytest.raises(ReplicaError, match=r"test_promise\.py.*a constant is another one"):
+        alone(Alone())
+    monkeypatch.setattr("fragflow.graph.cut.check_stands_for", lambda *_: None)
     with pytest.raises(ReplicaError, match="tried with 3 environments and 3"):
         alone(Alone())
     with pytest.raises(ReplicaError, match="can only be tried, and the probe is switched off"):

@@ -1,4 +1,8 @@
-"""EnvPool and Brax behind the same contracts; observations normalised like by hand."""
+"""EnvPool, Brax and Playground behind the same contracts; observations normalised like by hand."""
+
+import importlib
+import sys
+from typing import Any
 
 import gymnasium
 import jax
@@ -13,7 +17,7 @@ from fragflow.environments import library_of, make_environment
 from fragflow.environments.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
-from fragflow.run import Experiment, run
+from fragflow.run import Experiment, graph, run
 
 
 def test_envpool_environments_depend_on_their_seed_alone():
@@ -98,6 +102,78 @@ def test_brax_episodes_end_at_their_limit():
         make_environment("brax:ants")
 
 
+@pytest.mark.filterwarnings("ignore")  # Brax warns of itself
+def test_brax_is_cut_whatever_is_inside():
+    """Loops, branches and scatters over all rows are in it. Only the cut is made, nothing runs."""
+    experiment = Experiment(
+        algorithm=PPO(rollout_length=4, epochs=1, minibatches=1, hidden=(8,)),
+        environment=make_environment("brax:inverted_pendulum"),
+        num_envs=4,
+        total_steps=16,
+    )
+    fdg = graph(experiment, named_policy("single-learner-coarse"), ff.Deployment(workers=2))
+    assert {name: f.replicas for name, f in fdg.fragments.items()} == {
+        "environment+actor": 2,
+        "learner": 1,
+    }
+
+
+class TestPlayground:
+    """Tasks of MuJoCo Playground, which is here only if somebody has installed it."""
+
+    def test_without_the_package_the_error_says_how_to_get_it(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "mujoco_playground", None)
+        with pytest.raises(ConfigError, match=r"pip install 'fragflow\[playground\]'"):
+            make_environment("playground:CartpoleBalance")
+
+    @pytest.mark.parametrize("arguments", [{"impl": "warp"}, {"vision": True}])
+    def test_engines_that_workers_cannot_run_are_refused_by_name(self, arguments):
+        with pytest.raises(ConfigError, match=f"CartpoleBalance with {next(iter(arguments))}"):
+            make_environment("playground:CartpoleBalance", **arguments)
+
+    def test_names_and_settings_that_do_not_exist(self):
+        pytest.importorskip("mujoco_playground", exc_type=ImportError)
+        with pytest.raises(ConfigError, match="Did you mean 'CartpoleBalance'"):
+            make_environment("playground:CartpoleBalanc")
+        with pytest.raises(ConfigError, match="Did you mean 'episode_length'"):
+            make_environment("playground:CartpoleBalance", episode_lengt=3)
+        nested: dict[str, Any] = {"vision_config.nworldd": 3}
+        with pytest.raises(ConfigError, match="nworldd"):
+            make_environment("playground:CartpoleBalance", **nested)
+
+    def test_robots_are_not_downloaded_unasked(self, monkeypatch, tmp_path):
+        pytest.importorskip("mujoco_playground", exc_type=ImportError)
+        files = importlib.import_module("mujoco_playground._src.mjx_env")
+        monkeypatch.setattr(files, "MENAGERIE_PATH", tmp_path / "none")
+        with pytest.raises(ConfigError, match="ensure_menagerie_exists"):
+            make_environment("playground:Go1JoystickFlatTerrain")
+
+    def test_episodes_end_at_their_limit_and_actions_are_repeated(self):
+        pytest.importorskip("mujoco_playground", exc_type=ImportError)
+        name = "playground:CartpoleBalance"
+        once = make_environment(name, episode_length=4)
+        twice = make_environment(name, episode_length=4, action_repeat=2)
+        action = jnp.ones(1)
+
+        @jax.jit
+        def play(key):
+            state, obs = once.reset(key)
+            steps = [once.step(state, action, key)]
+            for _ in range(3):
+                steps.append(once.step(steps[-1].state, action, key))
+            first = twice.step(state, action, key)
+            return obs, steps, [first, twice.step(first.state, action, key)]
+
+        obs, singles, doubles = play(jax.random.key(0))
+        assert obs.shape == once.observation.shape
+        assert [bool(s.truncated) for s in singles] == [False, False, False, True]
+        assert [bool(s.truncated) for s in doubles] == [False, True]
+        np.testing.assert_allclose(doubles[1].obs, singles[3].obs, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            doubles[0].reward, singles[0].reward + singles[1].reward, rtol=1e-4
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "library"),
     [
@@ -109,6 +185,7 @@ def test_brax_episodes_end_at_their_limit():
         ("CartPole-v0", "gymnasium"),
         ("HalfCheetah-v5", "gymnasium"),
         ("envpool:Pong-v5", "envpool"),
+        ("playground:CartpoleBalance", "playground"),
         ("gymnasium:my.module:Own-v0", "gymnasium"),
     ],
 )

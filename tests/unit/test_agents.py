@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import fragflow as ff
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment, pettingzoo
 from fragflow.environments.agents import Agents, agents_of, same_space
-from fragflow.environments.jaxmarl import _silenced
+from fragflow.environments.jaxmarl import _silenced, _steps
 from fragflow.environments.stepping import Failed
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
@@ -190,6 +191,25 @@ def test_teams_are_told_by_the_names_of_agents():
     acts = dict.fromkeys(images, ff.Discrete(n=2))
     with pytest.raises(ConfigError, match=r"teams of game have different observations .*wolf"):
         agents_of("game", images, acts)
+
+
+@pytest.mark.legacy
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [("HeuristicEnemySMAX", (5, 127)), ("overcooked_v2", (2, 4, 5, 30)), ("hanabi", (2, 658))],
+)
+def test_jaxmarl_beyond_particles(name: str, seen: tuple[int, ...]) -> None:
+    environment = make_environment(f"jaxmarl:{name}")
+    key = jax.random.key(0)
+    state, _ = jax.eval_shape(environment.reset, key)
+    action = jnp.zeros((environment.num_agents,), jnp.int32)
+    assert jax.eval_shape(environment.step, state, action, key).obs.shape == seen
+
+
+def test_steps_of_jaxmarl_are_found_where_a_game_counts_them() -> None:
+    counted = [SimpleNamespace(step=3), SimpleNamespace(time=3)]
+    assert [_steps(state) for state in counted] == [3, 3]
+    assert _steps(SimpleNamespace(state=SimpleNamespace(state=counted[0]))) == 3
 
 
 def test_importing_jaxmarl_leaves_the_output_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from fragflow.api.environment import (
     total_teams_of,
 )
 from fragflow.api.host import Host, HostEnvironment
+from fragflow.api.raw_keys import with_keys, without_keys
 from fragflow.api.rows import row_map
 from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
 from fragflow.blame import called, defined_at
@@ -207,7 +208,7 @@ class Environments:
     def _reset_one(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
         inner, obs = self._begin(environment, _draw(key, 0))
         self._check_shape("reset gives observations", obs, environment.observation.shape)
-        return inner, obs
+        return without_keys(inner), obs
 
     def _begin(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
         """A new episode of one environment: (state, obs)."""
@@ -249,7 +250,8 @@ class Environments:
     ) -> tuple[EnvState, Timestep]:
         key, draws = state.random[:2], state.random[2]
         drawn = _draw(key, 2 * draws)
-        step = called(f"{environment.name}'s step", environment.step, state.inner, action, drawn)
+        inner = with_keys(state.inner)
+        step = called(f"{environment.name}'s step", environment.step, inner, action, drawn)
         if not isinstance(step, Step):  # pyright: ignore[reportUnnecessaryIsInstance]
             self._refuse(
                 f"step returned {type(step).__name__}, expected fragflow.Step(state, obs, reward, "
@@ -271,7 +273,7 @@ class Environments:
             return jax.tree.map(lambda n, o: jnp.where(done, n, o), new, old)
 
         next_state = EnvState(
-            inner=_strong(new_if_done(fresh, step.state)),
+            inner=without_keys(_strong(new_if_done(fresh, step.state))),
             random=state.random + jnp.array([0, 0, 1], jnp.uint32),
             record=_recorded(state.record, jnp.mean(reward.reshape(-1)[: self.teams[0]]), done),
         )

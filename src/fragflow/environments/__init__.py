@@ -15,6 +15,7 @@ ADAPTERS: dict[str, str] = {
     "gymnasium": "fragflow.environments.gymnasium",
     "envpool": "fragflow.environments.envpool",
     "brax": "fragflow.environments.brax",
+    "playground": "fragflow.environments.playground",
     "jaxmarl": "fragflow.environments.jaxmarl",
     "pettingzoo": "fragflow.environments.pettingzoo",
 }

@@ -37,7 +37,7 @@ class JaxmarlEnvironment(WithAgents):
         obs, state, reward, done, _ = self._environment.step_env(key, state, actions)
         ended = jnp.broadcast_to(done["__all__"], (self.num_agents,))
         limit = getattr(self._environment, "max_steps", None)
-        is_cut = jnp.asarray(False) if limit is None else jnp.all(state.step >= limit)
+        is_cut = jnp.asarray(False) if limit is None else jnp.all(_steps(state) >= limit)
         return Step(
             state,
             self._stacked(obs),
@@ -49,6 +49,13 @@ class JaxmarlEnvironment(WithAgents):
     def _stacked(self, by_agent: dict[str, jax.Array]) -> jax.Array:
         rows = [self.agents.padded(by_agent[name], jnp) for name in self._environment.agents]
         return jnp.stack(rows).astype(self.observation.dtype)
+
+
+def _steps(state: Any) -> jax.Array:
+    """How many steps an episode has had, which games count by two names, or in the state within."""
+    while not (hasattr(state, "step") or hasattr(state, "time")) and hasattr(state, "state"):
+        state = state.state
+    return state.step if hasattr(state, "step") else state.time
 
 
 def make(name: str, /, *, apart: bool = False, **arguments: Any) -> JaxmarlEnvironment:
@@ -85,7 +92,8 @@ def _space(name: str, space: Any) -> Space:
         return Discrete(n=int(space.n))
     if type(space).__name__ == "Box":
         low, high = (float(np.min(space.low)), float(np.max(space.high)))
-        return Box(shape=tuple(space.shape), dtype=np.dtype(space.dtype).name, low=low, high=high)
+        shape = tuple(map(int, np.atleast_1d(space.shape)))  # Hanabi's is one number
+        return Box(shape=shape, dtype=np.dtype(space.dtype).name, low=low, high=high)
     raise ConfigError(f"{name} has a space of type {type(space).__name__}: not supported")
 
 

@@ -124,7 +124,7 @@ class _Draws:
         columns = np.arange(math.prod(shape[1:]), dtype=np.uint32)
         offset = np.uint32(self._number * 0x9E3779B9 & 0xFFFFFFFF)
         drawn = _mixed(self._seed[:, None] + columns * np.uint32(0x85EBCA6B) + offset)
-        return drawn.reshape(-1, *shape[1:])
+        return drawn.reshape(drawn.shape[0], *shape[1:])
 
     def uniform(self, shape: Sequence[int]) -> Any:
         """From 0 to 1; what actions say is a tenth of it."""

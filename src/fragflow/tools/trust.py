@@ -23,6 +23,7 @@ NAMES = {"pettingzoo": re.compile(r"[a-z0-9_]+_v[0-9]+")}
 WORDS = {
     "gymnasium": frozenset({"vectorization", "render_mode", "map_name", "obs_type"}),
     "brax": frozenset({"backend"}),
+    "playground": frozenset({"impl"}),
     "jaxmarl": frozenset({"backend", "act_type", "action_type", "observation_type"}),
     "pettingzoo": frozenset({"render_mode", "obs_method"}),
 }
