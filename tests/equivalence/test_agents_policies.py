@@ -25,7 +25,7 @@ CASES = {
     "mappo": (RECURRENT, TAG),
 }
 """in a game whose steps round the same in any batch; those of JaxMARL's do not"""
-QUICK = [("mappo", "multi-learner")]
+QUICK = [("ippo", "multi-learner")]
 """of the many combinations, those that are tried every time"""
 SAME_BITS = [
     *((policy, workers) for policy in ONE_LEARNER for workers in (2, 4)),

@@ -35,8 +35,8 @@ ANY_NUMBER = ("single-learner-coarse", "single-learner-fine", "multi-learner")
 """policies that are tried with one worker, with two and with four"""
 OFTEN = [
     ("td3", "single-learner-fine", 2),
-    ("ppg", "single-learner-coarse", 2),
-    *((case, "multi-learner", 2) for case in CASES),
+    ("ppg", "multi-learner", 2),
+    ("world model", "multi-learner", 2),
 ]
 """of all combinations, those that are tried every time; searches take long to compile"""
 NUM_ENVS, ITERATIONS = 8, 3

@@ -45,13 +45,14 @@ def train(
 
 
 QUICK = [
-    *(("single-learner-coarse", workers, None) for workers in (1, 2, 4)),
+    *(("single-learner-coarse", workers, None) for workers in (1, 2)),
     *((policy, 2, None) for policy in ONE_LEARNER[1:]),
     *((policy, 1, None) for policy in ("multi-learner", "central")),
     ("single-learner-coarse", 2, UNOPTIMISED),
     ("central", 1, UNOPTIMISED),
 ]
 SLOW = [
+    ("single-learner-coarse", 4, None),
     *((policy, workers, None) for policy in ONE_LEARNER[1:] for workers in (1, 4)),
     *((policy, 2, UNOPTIMISED) for policy in ONE_LEARNER[1:]),
 ]

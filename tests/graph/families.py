@@ -324,7 +324,6 @@ OTHERS: dict[str, Function] = {
 
 BY_ALL: dict[str, Callable[[jax.Array], Any]] = {
     "closed_call": lambda x: jax.closure_convert(jnp.sin, x)[0](x),
-    "empty": lambda x: x + jnp.isnan(lax.empty((3,), x.dtype)),
     "composite": lambda x: lax.composite(lambda x: jnp.sin(x), "my.sine")(x),
     "debug_print": lambda x: (jax.debug.print("{}", x), x)[1],
     "debug_callback": lambda x: (jax.debug.callback(lambda x: None, x), x)[1],

@@ -37,11 +37,11 @@ ALMOST = {
     "a digit of float32": of_type("float32", 1.0, 1.0000001),
     "a byte": of_type("float8_e5m2", 1.0, 1.25),
     "a decay": lambda t: t.weights.astype(jnp.bfloat16) * (1 - 2e-3 * t.n),
-    "an array": lambda t: t.weights[:4] * np.float32([1, 1, 1, 1 + 1e-7 * (t.n > MANY)]),
+    "an array": lambda t: t.weights[:4] * np.array([1, 1, 1, 1 + 1e-7 * (t.n > MANY)], np.float32),
     "a threshold": lambda t: jnp.round(t.m) >= np.float32(1 + 1e-7 * (t.n > MANY)),
     "a minus before nothing": lambda t: jnp.copysign(t.m, if_many(-0.0, 0.0)(t)),
     "a minus in an array": lambda t: jnp.copysign(
-        t.weights[:2], np.float32([0, if_many(-0.0, 0.0)(t)])
+        t.weights[:2], np.array([0, if_many(-0.0, 0.0)(t)], np.float32)
     ),
     "a minus in a parameter": lambda t: (
         1 / jnp.pad(t.weights[:1] - t.weights[0], 1, constant_values=if_many(-0.0, 0.0)(t))
@@ -95,7 +95,7 @@ def alone(t: Any) -> bool:
 
 ALONE = {
     "a number": late(lambda t: 2.0 if alone(t) else 1.0),
-    "an array": late(lambda t: t.weights[:2] * np.float32([1, 2 if alone(t) else 1])),
+    "an array": late(lambda t: t.weights[:2] * np.array([1, 2 if alone(t) else 1], np.float32)),
     "a direction": late(lambda t: lax.cumsum(t.weights, reverse=alone(t))),
     "operands": late(lambda t: lax.sub(*((t.m, t.weights) if alone(t) else (t.weights, t.m)))),
     "cases": late(lambda t: jnp.where(t.m > 0, *((t.m, -t.m) if alone(t) else (-t.m, t.m)))),

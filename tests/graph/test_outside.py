@@ -70,6 +70,7 @@ OUTSIDE = {
     "a store": lambda t: stored(jnp.mean(t.x)),
     "a store, frozen": lambda t: jax.freeze(stored_in(jnp.mean(t.x))),
     "a store in a loop": lambda t: stored_in_loop(t.n * t.m),
+    "what memory holds": lambda t: t.m + lax.empty((3,), jnp.float32),
     "numbers of the device's": lambda t: lax.rng_uniform(jnp.float32(0), jnp.float32(1), (3,)),
 }
 

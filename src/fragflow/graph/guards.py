@@ -45,8 +45,9 @@ in_shardings out_shardings in_layouts out_layouts ctx_mesh host ft_in ft_out lin
 compiler_options_kvs keep_unused donated_invars
 """
 _NOT_COMPARED = frozenset(_IGNORED.split())
-_NO_FUNCTIONS = ("rng_uniform",)
-"""primitives that draw from a state of the device's, though JAX does not call that an effect"""
+_NO_FUNCTIONS = ("rng_uniform", "empty")
+"""primitives whose results are a device's: drawn from a state of its own, or whatever memory holds,
+though JAX does not call that an effect"""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 

@@ -19,6 +19,7 @@ from fragflow._jax import (
     Literal,
     component_of,
     programs_in,
+    scan_of,
     source_line,
 )
 from fragflow.errors import ReplicaError
@@ -86,8 +87,8 @@ class _Comparison:
         for two, one in ((eqns[0], eqns[2]), (eqns[1], eqns[3])):
             if _sum_of_one_row(two, one) is not None:
                 continue
-            is_loop_longer = two.params.get("length") != one.params.get("length")
-            if is_loop_longer or not same_parameters(Pair(a=two, b=one, sizes=TWICE)):
+            same_loop = _loop(two) == _loop(one)
+            if not same_loop or not same_parameters(Pair(a=two, b=one, sizes=TWICE)):
                 self._refuse("its parameters are others with one than with two")
             for a, b in zip(two.outvars, one.outvars, strict=True):
                 if a.aval.dtype != b.aval.dtype or _halved(a.aval.shape, b.aval.shape) is None:
@@ -168,6 +169,11 @@ def _halved(two: Sequence[int], one: Sequence[int]) -> list[int] | None:
         return None
     sized = [i for i, (a, b) in enumerate(zip(two, one, strict=True)) if a != b]
     return sized if all(two[i] == 2 * one[i] for i in sized) and len(sized) <= 1 else None
+
+
+def _loop(eqn: Eqn) -> tuple[Any, ...]:
+    """What a scan does with its operands, and how often."""
+    return tuple(scan_of(eqn)[:-1]) if eqn.primitive.name == "scan" else ()
 
 
 def _sum_of_one_row(two: Eqn, one: Eqn) -> tuple[int, ...] | None:
