@@ -109,13 +109,23 @@ def _repeated(eqn: Any, count: int) -> Callable[[], object]:
         ]
 
         def once(_: Any, latest: Any) -> Any:
-            now, _ = lax.optimization_barrier((args, latest))
-            return bind(eqn, now)
+            return bind(eqn, _after(latest, plain, avals))
 
         return lax.fori_loop(0, count, once, bind(eqn, args))
 
     program = jax.jit(all_).lower(*given).compile(compiler_options=dict(FOR_SMALL_PROGRAMS))
     return lambda: jax.block_until_ready(program(*given))
+
+
+def _after(latest: Any, plain: Any, avals: Any) -> list[Any]:
+    """Arguments that cannot be known before a call's results, and are what they were."""
+    made = next(x for x in latest if not is_key(x))
+    nothing = 0.0 * made.ravel()[0].astype(
+        jnp.float32
+    )  # which might be no number, for all XLA knows
+    first = next(k for k, x in enumerate(plain) if x.dtype != bool)
+    now = [x + nothing.astype(x.dtype) if k == first else x for k, x in enumerate(plain)]
+    return [wrapped_key(x, aval) if is_key(aval) else x for x, aval in zip(now, avals, strict=True)]
 
 
 def _numbers(aval: Any, rng: np.random.Generator) -> Any:
