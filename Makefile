@@ -48,7 +48,7 @@ demo: $(BASE) ## train PPO on CartPole-v1
 # Without tests/smoke: what is tried there on other interpreters is a little of all the rest.
 test: $(STAMP) ## run the tests
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder \
-		--durations 25 --durations-min 5 --ignore tests/smoke
+		--durations 50 --durations-min 5 --ignore tests/smoke
 
 test-all: $(STAMP) ## run the slow tests too: hours on two cores
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m ""
