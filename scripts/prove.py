@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -117,6 +118,31 @@ ROWS = (
         )
         for env in LIBRARIES
     ),
+    Row(
+        "families",
+        "functions of linear algebra, special functions, transforms, random numbers, loops and own "
+        "derivatives, environment by environment, learn the same with 1 and 2 workers",
+        "-m pytest -q -m '' tests/graph/test_families.py",
+        also=("tests/graph",),
+    ),
+    *(
+        Row(
+            f"own-{case.replace(' ', '-')}",
+            f"{case}, written from the docs alone, learns the same with 1, 2 and 4 workers under "
+            "coarse, fine and multi-learner, and with 2 under every other policy",
+            f"-m pytest -q -m '' tests/equivalence/test_own_algorithms.py -k "
+            f"'{case.replace(' ', ' and ')}'",
+            also=("src/fragflow/runtime", "src/fragflow/ops", "tests/equivalence"),
+        )
+        for case in ("td3", "ppg", "world model", "muzero")
+    ),
+    Row(
+        "kernels",
+        "XLA's dump of a run that names the kernel in C++ has its call, in threads, processes and "
+        "Ray",
+        "-m pytest -q -m '' tests/remote/test_kernels_there.py",
+        also=("src/fragflow/runtime", "src/fragflow/remote", "src/fragflow/ops", "tests/remote"),
+    ),
 )
 
 
@@ -135,7 +161,7 @@ def prove(row: Row, commit: str) -> dict[str, Any]:
         **os.environ,
         "PYTHONPATH": paths.rstrip(os.pathsep),
     }
-    arguments = [sys.executable, *(part.strip("'") for part in command.split())]
+    arguments = [sys.executable, *shlex.split(command)]
     last = ""
     with subprocess.Popen(
         arguments, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True

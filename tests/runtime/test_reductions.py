@@ -6,6 +6,7 @@ import pytest
 
 import fragflow as ff
 from fragflow._all_reduce import reduce_over_axis
+from fragflow.errors import TraceError
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, run
 from graph.toy import Drift
@@ -48,3 +49,10 @@ def test_narrow_floats_are_summed_in_wide_ones():
         )
         assert made.dtype == jnp.float16
         np.testing.assert_array_equal(made, np.full(2, expected, np.float16))
+
+
+def test_complex_numbers_have_no_maximum():
+    algorithm = Small(direction=lambda x, n, key: abs(ff.all_max((x + 1j).max(0))))
+    experiment = Experiment(algorithm=algorithm, environment=Drift(), num_envs=8, total_steps=16)
+    with pytest.raises(TraceError, match="all_max of complex64: complex numbers have no order"):
+        run(experiment, named_policy("gpu-only"), workers=1)

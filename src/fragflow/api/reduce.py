@@ -8,8 +8,10 @@ them all, they change nothing.
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from fragflow._all_reduce import all_reduce
+from fragflow.errors import TraceError
 
 Tree = TypeVar("Tree")
 
@@ -33,4 +35,10 @@ def _reduce(operation: str, tree: Tree) -> Tree:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
+    unordered = [x for x in map(jnp.result_type, leaves) if jnp.issubdtype(x, jnp.complexfloating)]
+    if operation == "max" and unordered:
+        raise TraceError(
+            f"all_max of {unordered[0]}: complex numbers have no order. Take the maximum of their "
+            "absolute values, or of their parts"
+        )
     return jax.tree.unflatten(structure, all_reduce(operation, leaves))
