@@ -1,5 +1,7 @@
 """Policies are data; what does not fit is refused with the reason and the fix."""
 
+import re
+
 import pytest
 
 from fragflow.errors import PolicyError
@@ -63,6 +65,12 @@ def test_a_component_the_algorithm_does_not_have():
     with pytest.raises(PolicyError, match=r"does not have\. Did you mean 'learner\.") as error:
         fragments(policy)
     assert "Its components are: actor, environment.step" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["env+act", "a#1", "a@cpu", ""])
+def test_names_that_fragflow_would_read_something_into(name):
+    with pytest.raises(PolicyError, match=f"named {re.escape(repr(name))}: expected a name"):
+        own(Place(name=name, components=("actor",)))
 
 
 def test_two_fragments_of_one_name():

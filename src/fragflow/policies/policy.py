@@ -18,6 +18,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+RESERVED = "+#@"
+"""what no name of a fragment may have: fragments that share their workers are `a+b`"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """One fragment of a policy."""
@@ -74,6 +78,11 @@ class Policy:
     def __post_init__(self) -> None:
         names = [place.name for place in self.places]
         for name in names:
+            if not name or set(name) & set(RESERVED):
+                raise PolicyError(
+                    f"policy {self.name!r}: a fragment is named {name!r}: expected a name without "
+                    f"{', '.join(RESERVED[:-1])} and {RESERVED[-1]}, which fragflow uses to join names"
+                )
             if names.count(name) > 1:
                 raise PolicyError(f"policy {self.name!r} has two fragments named {name!r}")
         for place in self.places:
