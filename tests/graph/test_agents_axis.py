@@ -138,7 +138,7 @@ def test_numbers_that_do_not_divide():
 
 
 def test_one_agent():
-    with pytest.raises(PolicyError, match="here is one agent"):
+    with pytest.raises(PolicyError, match="this environment has a single agent"):
         build(Toy(), Drift())
 
 

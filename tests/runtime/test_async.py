@@ -166,8 +166,8 @@ def test_stopped_early_everything_begun_is_finished() -> None:
 @pytest.mark.parametrize(
     ("policy", "algorithm", "said"),
     [
-        ("gpu-only", Toy(), "one fragment that there is once"),
-        ("multi-learner", Toy(), "one fragment that there is once"),
+        ("gpu-only", Toy(), "exactly one fragment with a single replica"),
+        ("multi-learner", Toy(), "exactly one fragment with a single replica"),
         ("single-learner-fine", Toy(), "4 times per iteration"),
         ("central", Toy(), "4 times per iteration"),
     ],

@@ -130,7 +130,9 @@ class IPPO(ff.Algorithm):
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         if env.num_agents is None:
-            raise ConfigError("IPPO is for several agents, and here is one: use PPO")
+            raise ConfigError(
+                "IPPO needs a multi-agent environment, but this one has a single agent: use PPO"
+            )
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, env.observation, env.action) for k in keys]
         networks = ops.per_part(teams)

@@ -145,7 +145,9 @@ class MAPPO(ff.Algorithm):
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         space = env.observation
         if env.num_agents is None:
-            raise ConfigError("MAPPO is for several agents, and here is one: use PPO")
+            raise ConfigError(
+                "MAPPO needs a multi-agent environment, but this one has a single agent: use PPO"
+            )
         if not isinstance(space, ff.Box) or len(space.shape) != 1:
             raise ConfigError(f"MAPPO's critic joins vectors, but agents see {space}")
         joint = ff.Box(shape=(env.num_agents * space.size,))

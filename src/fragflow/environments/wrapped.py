@@ -175,7 +175,7 @@ class WrappedBatch:
         self._wrapper = kind.wrapper
         self._observation = kind.environment.observation
         self._action = kind.environment.action
-        # Who ends agents one by one has masks too, but none for a step spent on a start.
+        # Multi-agent environments also report masks, but never spend a step on a reset.
         self._starts_later = kind.has_mask and kind.num_agents is None
         self._memory: Any = ()
 

@@ -78,7 +78,7 @@ def axes_of(source: Traced, placed: Sequence[Placed], blocks: Sequence[int]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """Along no axis, nothing is replicated and every value is whole."""
+    """Without axes nothing is replicated: every value is uniform."""
 
     program: Program
     placed: Sequence[Placed]

@@ -132,7 +132,7 @@ class Program:
     extent: Extent
     """of the undivided program"""
     labels: Mapping[Value, str]
-    """what the user calls a value, where he does: state and metric leaves"""
+    """user-visible names: those of state leaves and metrics"""
 
     @property
     def num_envs(self) -> int:
@@ -186,9 +186,9 @@ class FDG:
     """by message, by how many iterations it is late"""
     synchronisation: str = "lockstep"
     server: str | None = None
-    """the fragment that handles messages as they come; the others are one worker's"""
+    """of asynchronous runs: the fragment that serves all workers"""
     workers: int = 1
-    """how many have such a graph, all with the same server"""
+    """of asynchronous runs: how many workers run this graph against the one server"""
     unproven: tuple[str, ...] = ()
     """fragments whose replicas hold one environment or agent each: the check has compared programs
     of two in their place, so that what runs must be tried"""

@@ -161,7 +161,7 @@ class Context:
         results = self._results(pair, tuple(kinds))
         if not self.whole:
             return results
-        # Where all agents are, any axis as long as theirs can be cut for those who have some.
+        # A fragment that holds all agents may scatter any axis of their length to those with some.
         made = self.of_all_agents(a, b)
         return [m if k.tag is Tag.UNIFORM else k for k, m in zip(results, made, strict=True)]
 

@@ -69,8 +69,8 @@ def server_of(policy: Policy, fdg: FDG) -> str:
     ]
     if len(single) != 1 or len(fdg.fragments) == 1:
         raise PolicyError(
-            f"{title}: it needs one fragment that there is once, and others of which every worker "
-            f"has one. {hint}"
+            f"{title}: it needs exactly one fragment with a single replica, the server; every "
+            f"other fragment must have one replica per worker. {hint}"
         )
     (server,) = single
     for name, trips in crossings(fdg).items():

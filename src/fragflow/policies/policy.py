@@ -32,7 +32,7 @@ class Place:
     replicas: Replicas | int = "one"
     """a number, or which number of the deployment"""
     over: Over = "environments"
-    """what its replicas have a part each of: of the environments, or of every team's agents"""
+    """the axis that its replicas divide: environments, or the agents of every team"""
     device: Device = "accelerator"
     paired_with: str | None = None
     """shares its replicas' workers with this fragment, and is one with it on the same device"""
@@ -80,8 +80,8 @@ class Policy:
         for name in names:
             if not name or set(name) & set(RESERVED):
                 raise PolicyError(
-                    f"policy {self.name!r}: a fragment is named {name!r}: expected a name without "
-                    f"{', '.join(RESERVED[:-1])} and {RESERVED[-1]}, which fragflow uses to join names"
+                    f"policy {self.name!r}: a fragment is named {name!r}: expected a name, without "
+                    f"{', '.join(RESERVED[:-1])} and {RESERVED[-1]}, which join names"
                 )
             if names.count(name) > 1:
                 raise PolicyError(f"policy {self.name!r} has two fragments named {name!r}")
@@ -231,8 +231,8 @@ def _check_agents(
         raise PolicyError(f"{title}, which has the environment: its agents share one world")
     if not teams and replicas > 1:
         raise PolicyError(
-            f"{title}, but here is one agent. Use an environment with several, or another policy "
-            "(multi-learner)."
+            f"{title}, but this environment has a single agent. Use one with several, or another "
+            "policy (multi-learner)."
         )
     if any(size % replicas for size in teams):
         fits = [r for r in range(1, min(teams) + 1) if all(size % r == 0 for size in teams)]

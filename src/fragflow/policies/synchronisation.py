@@ -37,8 +37,8 @@ class Asynchronous:
     """A server handles each worker's message as it comes; workers take the newest parameters."""
 
     bound: int | None = None
-    """what is learnt from was made with parameters at most so many updates old; None: twice as many
-    as messages can be under way"""
+    """maximum staleness of a message, in updates, when it is learnt from; None: twice the number of
+    messages in flight"""
 
     def __post_init__(self) -> None:
         if self.bound is not None and self.bound < 0:

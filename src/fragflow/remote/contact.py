@@ -30,7 +30,7 @@ class WorkerLost(RunError):
 
 
 class Handle(Protocol):
-    """What whoever has started a process can say of it, and do to it."""
+    """The launcher's handle on a process it started: exit status, last output, termination."""
 
     def how_it_ended(self) -> str | None:
         """Such as "was killed by signal 9"; None while it runs."""

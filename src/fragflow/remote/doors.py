@@ -141,7 +141,7 @@ def open_door(
 
 
 def curve_server(socket: "zmq.Socket[bytes]", keys: Keys) -> None:
-    """Has a socket talk to those only who know its public key, encrypted."""
+    """Makes `socket` a CURVE server: encrypted, and only for clients that know its public key."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys
 

@@ -1,6 +1,7 @@
 """Removes a directory when its last user has ended, however it ended.
 
-A process of its own, since who is killed clears nothing up: `python janitor.py DIRECTORY PROCESS`.
+Runs as a separate process, because a killed process cannot clean up after itself:
+`python janitor.py DIRECTORY PROCESS`.
 Users note themselves in the directory. Imports nothing of fragflow, so that it stays small.
 """
 

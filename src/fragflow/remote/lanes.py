@@ -138,7 +138,7 @@ class Post:
         while True:
             self.serve_moves()
             if lane.info.target in self._backlog:
-                # Behind what is sent again; it may be there already: who has a number drops it.
+                # Behind replayed messages. It may arrive twice: receivers drop numbers they have.
                 self._backlog[lane.info.target].append((lane, lane.sent - 1, payload))
                 return
             outlet = self._outlet_to(lane.info.target)

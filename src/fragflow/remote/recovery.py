@@ -18,7 +18,7 @@ from fragflow.runtime.sent import Sent
 from fragflow.runtime.worker import Metrics
 
 MOST_REPLACEMENTS = 3
-"""of one worker; who dies more often has a reason"""
+"""per worker; one that keeps dying has a cause that a restart will not cure"""
 BACK_OFF_SECONDS = 1.0
 
 

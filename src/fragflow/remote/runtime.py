@@ -174,7 +174,7 @@ def _device_numbers(part: Part, station: Station) -> tuple[int, ...]:
 
 
 class _Preloading:
-    """Has senders of late messages begin with first values, which they keep like all they send."""
+    """Preloads late messages at their senders, so that replacements can ask for them again."""
 
     sent = Sent()
     """nothing: it is the senders that send, and count it"""

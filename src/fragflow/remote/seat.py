@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How an actor finds its coordinator, told by Ray, which only members of the cluster hear."""
+    """What an actor needs to reach its coordinator; sent by Ray, so only to cluster members."""
 
     endpoint: str
     server_key: str
@@ -22,7 +22,7 @@ class Terms:
 
 
 class Seat:
-    """What Ray makes an actor of."""
+    """The Ray actor that hosts one worker process."""
 
     def serve(self, terms: Terms) -> bool:
         """Works until the coordinator says goodbye; False if it is gone without."""

@@ -21,7 +21,7 @@ BEAT = b"beat"
 SEND_MILLISECONDS = 2000
 """after which a word that cannot be sent has no one to hear it: zmq.Again"""
 MOST_UNHEARD = 100_000
-"""words of a process that may wait: a day of signs of life, for a coordinator that is busy"""
+"""outgoing messages that may queue while the coordinator is busy: a day of heartbeats"""
 
 
 class Line:

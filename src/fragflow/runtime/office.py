@@ -20,7 +20,10 @@ class Letter:
 
 
 class Office:
-    """Shared by all threads. Queues are bounded: a worker waits while its letters do."""
+    """The queue between asynchronous workers and their server, shared by all threads.
+
+    It is bounded: a worker blocks while its letters are unhandled.
+    """
 
     def __init__(self, workers: int, bound: int, ahead: int):
         self.handled = [0] * workers
@@ -63,7 +66,7 @@ class Office:
             return letter
 
     def lag(self, letter: Letter) -> int:
-        """Of what the server learns from now; it has not answered yet."""
+        """The lag, in versions, of what the server handles now and has not answered yet."""
         with self._change:
             return self._ledger.handle(letter.worker)[1]
 

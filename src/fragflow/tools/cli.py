@@ -136,7 +136,11 @@ def _train(words: list[str]) -> int:
 
 
 def _notice() -> None:
-    print("\nfragflow: stopping and saving; once more to end at once", file=sys.stderr, flush=True)
+    print(
+        "\nfragflow: stopping and saving (press Ctrl-C again to quit without saving)",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _show(words: list[str]) -> int:
