@@ -117,6 +117,9 @@ ALONE = {
         lambda t: lax.fori_loop(0, 3, lambda _, c: c * (2.0 if alone(t) else 1.0), t.m)
     ),
     "a shorter loop": late(lambda t: lax.fori_loop(0, 2 + alone(t), lambda _, c: 1.1 * c, t.m)),
+    "another axis of a table": late(
+        lambda t: jnp.take(t.weights[:4].reshape(2, 2), jnp.array([0, 1, 1]), int(alone(t)))[0, 0]
+    ),
     "all of them": late(lambda t: 2.0 if t.n == 3 else 1.0),
 }
 RIGHT_ALONE = {
@@ -129,6 +132,13 @@ RIGHT_ALONE = {
     ),
     "normalised": lambda t: ff.all_mean(jnp.mean((t.x - ff.all_mean(t.x.mean((0, 1)))) ** 2)),
     "by their number": lambda t: ff.all_mean(jnp.sum(t.x) / t.n),
+    "taken along an axis": lambda t: ff.all_mean(
+        jax.grad(
+            lambda w: jnp.mean(
+                jnp.take_along_axis(t.x * w, (t.x[..., :1] > 0).astype(jnp.int32), axis=-1)
+            )
+        )(t.m)
+    ),
     "their entries": lambda t: ff.all_mean(
         jnp.mean(t.x[-1][jnp.arange(t.n), jnp.argmax(t.x[-1], axis=-1)])
     ),

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import (
     ClosedJaxpr,
     Eqn,
     Literal,
+    bind,
+    called_by,
     component_of,
     programs_in,
     scan_of,
@@ -33,6 +36,9 @@ from fragflow.graph.traced import Traced
 WRITTEN_OTHERWISE = ("broadcast_in_dim", "reshape")
 """what JAX itself adds or leaves out for one row: its gradients and indices do"""
 TWICE = (2, 1)
+TRIED = ("gather", "scatter", "scatter-add")
+"""what JAX writes otherwise for one row, axes of length one being no axes: compared by numbers"""
+TRIALS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +71,17 @@ class _Comparison:
         self._line = ""
         self._made = 0
 
-    def programs(self, closed: Sequence[ClosedJaxpr], views: Sequence[_Views]) -> None:
+    def programs(
+        self, closed: Sequence[ClosedJaxpr], views: Sequence[_Views], are_called: bool = False
+    ) -> None:
+        """Of what is called, inputs are known, and results are what they are inside."""
         for program, known in zip(closed, views, strict=True):
             # Some programs get their constants as operands.
             for variable, value in zip(program.jaxpr.constvars, program.consts, strict=False):
                 known[variable] = _View((value,), np.shape(value))
         self._name([p.jaxpr.constvars[len(p.consts) :] for p in closed], views)
-        self._name([p.jaxpr.invars for p in closed], views)
+        if not are_called:
+            self._name([p.jaxpr.invars for p in closed], views)
         rows = zip_longest(*(_kept(c, v) for c, v in zip(closed, views, strict=True)))
         for eqns in rows:
             found = [eqn for eqn in eqns if eqn is not None]
@@ -79,21 +89,43 @@ class _Comparison:
             names = ["nothing" if eqn is None else eqn.primitive.name for eqn in eqns]
             if len(set(names)) > 1:
                 self._refuse(f"it is {names[3]} with one, {names[1]} with two")
-            self._equations(eqns, views)
-        self._operands([program.jaxpr.outvars for program in closed], views)
+            if (component_of(eqns[0]) or "").startswith("environment."):
+                self._equations(eqns, views, is_read=False)
+            elif all(called_by(eqn) for eqn in eqns):
+                self._calls(eqns, views)
+            else:
+                self._equations(eqns, views)
+        why = self._operands([program.jaxpr.outvars for program in closed], views)
+        if why and not are_called:
+            self._refuse(why)
 
-    def _equations(self, eqns: Sequence[Eqn], views: Sequence[_Views]) -> None:
-        self._operands([eqn.invars for eqn in eqns], views)
+    def _calls(self, eqns: Sequence[Eqn], views: Sequence[_Views]) -> None:
+        """As if what is called stood here: JAX's own functions give one row another shape."""
+        called = [closed for eqn in eqns if (closed := called_by(eqn)) is not None]
+        within = [
+            {x: _view(v, known) for x, v in zip(c.jaxpr.invars, eqn.invars, strict=True)}
+            for c, eqn, known in zip(called, eqns, views, strict=True)
+        ]
+        if len({len(eqn.invars) for eqn in eqns}) > 1 or len({len(e.outvars) for e in eqns}) > 1:
+            self._refuse("it has other operands or results")
+        self.programs(called, within, are_called=True)
+        for c, eqn, inner, known in zip(called, eqns, within, views, strict=True):
+            for v, x in zip(eqn.outvars, c.jaxpr.outvars, strict=True):
+                known[v] = _view(x, inner)
+
+    def _equations(
+        self, eqns: Sequence[Eqn], views: Sequence[_Views], is_read: bool = True
+    ) -> None:
+        why = self._operands([eqn.invars for eqn in eqns], views)
         for two, one in ((eqns[0], eqns[2]), (eqns[1], eqns[3])):
-            if _sum_of_one_row(two, one) is not None:
-                continue
-            same_loop = _loop(two) == _loop(one)
-            if not same_loop or not same_parameters(Pair(a=two, b=one, sizes=TWICE)):
-                self._refuse("its parameters are others with one than with two")
-            for a, b in zip(two.outvars, one.outvars, strict=True):
-                if a.aval.dtype != b.aval.dtype or _halved(a.aval.shape, b.aval.shape) is None:
-                    self._refuse("its results have other shapes")
-        if not (component_of(eqns[0]) or "").startswith("environment."):
+            why = why or _other_equation(two, one)
+        if why and not (
+            eqns[1].primitive.name in TRIED
+            and not _other_equation(eqns[0], eqns[2])
+            and _same_by_numbers(eqns[1], eqns[3], views[1], views[3])
+        ):
+            self._refuse(why)
+        if is_read:
             for inner in zip_longest(*(programs_in(eqn) for eqn in eqns)):
                 if any(program is None for program in inner):
                     self._refuse("it has other programs inside")
@@ -112,7 +144,9 @@ class _Comparison:
             for variable, known in zip(same, views, strict=True):
                 known[variable] = _View(self._made, variable.aval.shape)
 
-    def _operands(self, variables: Sequence[Sequence[Any]], views: Sequence[_Views]) -> None:
+    def _operands(self, variables: Sequence[Sequence[Any]], views: Sequence[_Views]) -> str:
+        """Refuses other values; says so if they are the same, and other entries of them."""
+        why = ""
         if len({len(all_) for all_ in variables}) > 1:
             self._refuse("it has another number of operands")
         for same in zip(*variables, strict=True):
@@ -124,7 +158,8 @@ class _Comparison:
                 self._refuse("it reads other values")
             for two, one in ((0, 2), (1, 3)):
                 if not _same_entries(found[two], same[two], found[one], same[one]):
-                    self._refuse("it reads other entries of a value")
+                    why = "it reads other entries of a value"
+        return why
 
     def _constants(self, values: Sequence[Any]) -> None:
         """A constant must be related to its half in the same way, however many there are."""
@@ -169,6 +204,60 @@ def _halved(two: Sequence[int], one: Sequence[int]) -> list[int] | None:
         return None
     sized = [i for i, (a, b) in enumerate(zip(two, one, strict=True)) if a != b]
     return sized if all(two[i] == 2 * one[i] for i in sized) and len(sized) <= 1 else None
+
+
+def _other_equation(two: Eqn, one: Eqn) -> str:
+    """What is not the same in both; nothing if they are one equation, of half the length."""
+    if _sum_of_one_row(two, one) is not None:
+        return ""
+    if _loop(two) != _loop(one) or not same_parameters(Pair(a=two, b=one, sizes=TWICE)):
+        return "its parameters are others with one than with two"
+    for a, b in zip(two.outvars, one.outvars, strict=True):
+        if a.aval.dtype != b.aval.dtype or _halved(a.aval.shape, b.aval.shape) is None:
+            return "its results have other shapes"
+    return ""
+
+
+def _same_by_numbers(two: Eqn, one: Eqn, of_two: _Views, of_one: _Views) -> bool:
+    """Whether `two` does to each of two rows what `one` does to it alone, for random numbers."""
+    rng = np.random.default_rng(0)
+    pairs = [
+        (_view(a, of_two), _view(b, of_one), a.aval.dtype)
+        for a, b in zip(two.invars, one.invars, strict=True)
+    ]
+    for _ in range(TRIALS):
+        together, alone = [], [[], []]
+        for both, single, dtype in pairs:
+            rows = _halved(both.shape, single.shape)
+            if (
+                rows is None
+                or (rows and single.shape[rows[0]] != 1)
+                or getattr(dtype, "kind", "") not in tuple("fiub")
+            ):
+                return False
+            constant = both.root[0] if isinstance(both.root, tuple) else None
+            drawn = np.asarray(constant) if constant is not None else _drawn(rng, both.shape, dtype)
+            together.append(drawn.ravel()[_entries(both)])
+            for row in range(2):
+                own = drawn.take([row], rows[0]) if rows else drawn
+                alone[row].append(own.ravel()[_entries(single)])
+        results = bind(two, [jnp.asarray(x) for x in together])
+        for row in range(2):
+            for result, own in zip(
+                results, bind(one, list(map(jnp.asarray, alone[row]))), strict=True
+            ):
+                rows = _halved(result.shape, own.shape)
+                if not rows or own.shape[rows[0]] != 1:
+                    return False
+                if not np.array_equal(np.take(result, [row], rows[0]), own, equal_nan=True):
+                    return False
+    return True
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Numbers; whole ones are small, since they are indices."""
+    is_float = dtype.kind == "f"
+    return (rng.normal(size=shape) if is_float else rng.integers(0, 2, shape)).astype(dtype)
 
 
 def _loop(eqn: Eqn) -> tuple[Any, ...]:
