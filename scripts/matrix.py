@@ -95,14 +95,7 @@ def installed(venv: Path, python: str, install: Sequence[Sequence[str]]) -> str:
     return "passed"
 
 
-def tried(
-    venv: Path,
-    python: str,
-    install: Sequence[Sequence[str]],
-    name: str,
-    jax: str,
-    processes: str = "auto",
-) -> Cell:
+def tried(venv: Path, python: str, install: Sequence[Sequence[str]], name: str, jax: str) -> Cell:
     """Runs the smoke set in an environment, which is made unless it has been prepared."""
     start = datetime.now(UTC)
     log = _log(venv)
@@ -113,7 +106,7 @@ def tried(
     ours = str(venv / "bin" / "python")
     report = HOME / f"{venv.name}.xml"
     report.unlink(missing_ok=True)
-    words = ("--numprocesses", processes, "--dist", "worksteal", f"--junitxml={report}")
+    words = ("--numprocesses", "auto", "--dist", "worksteal", f"--junitxml={report}")
     _call([ours, "-m", "pytest", "-q", *words, *TESTS], log, quiet=True)
     checks |= _results(report)
     _call([ours, "-m", "pip", "freeze", "--exclude-editable"], log)
@@ -309,17 +302,11 @@ def main() -> int:
         cells = matrix(pythons, options.pair, options.keep, wheel())
     else:
         install = (from_lock if options.what == "smoke" else newest)(wheel())
-        # Side by side, since much of it is waiting for processes to start and to end.
-        processes = "auto" if len(pythons) == 1 else "1"
-
-        def on(name: str) -> Cell:
-            venv = HOME / f"{options.what}-{name}"
-            cell = tried(venv, pythons[name], install, name, options.what, processes)
+        cells = []
+        for name, python in pythons.items():
+            cell = tried(HOME / f"{options.what}-{name}", python, install, name, options.what)
+            cells.append(Cell(name, cell.versions, cell.checks, cell.seconds, cell.versions))
             _say(cell)
-            return Cell(name, cell.versions, cell.checks, cell.seconds, cell.versions)
-
-        with ThreadPoolExecutor(max_workers=2) as several:
-            cells = list(several.map(on, pythons))
     for version in options.without:
         print(f"Python {version}: not asked for here (`make check` runs the whole suite on it)")
     print(table(cells) if cells else "there is no other interpreter here")

@@ -137,6 +137,13 @@ ROWS = (
         for case in ("td3", "ppg", "world model", "muzero")
     ),
     Row(
+        "faults",
+        "workers, nodes and replacements that are lost change no bit, and errors travel, in "
+        "processes and on Ray",
+        "-m pytest -q -m '' tests/remote tests/cli/test_as_before.py",
+        also=("src/fragflow", "tests/remote", "tests/cli/test_as_before.py"),
+    ),
+    Row(
         "kernels",
         "XLA's dump of a run that names the kernel in C++ has its call, in threads, processes and "
         "Ray",

@@ -25,7 +25,7 @@ OURS = ("NPROC", "JAX_", "XLA_")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("runtime", ["local", "processes"])
+@pytest.mark.parametrize("runtime", ["local", pytest.param("processes", marks=pytest.mark.slow)])
 def test_nothing_is_left_in_the_process(runtime: str) -> None:
     variables = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
     path = [str(FOOTPRINTS.parents[1]), *filter(None, [variables.get("PYTHONPATH")])]

@@ -119,7 +119,7 @@ OPTIONS = st.builds(Options, hoist=st.booleans(), sink=st.booleans(), coalesce=s
 
 @pytest.mark.timeout(1200)
 @given(steps(2), placements(), OPTIONS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_integer_programs_are_exact(program, policy, options):
     compare(program, policy, options, INTEGERS)
 

@@ -34,7 +34,6 @@ NAMES = (*CASES, "muzero")
 ANY_NUMBER = ("single-learner-coarse", "single-learner-fine", "multi-learner")
 """policies that are tried with one worker, with two and with four"""
 OFTEN = [
-    ("td3", "single-learner-fine", 2),
     ("ppg", "multi-learner", 2),
     ("world model", "multi-learner", 2),
 ]

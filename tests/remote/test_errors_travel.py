@@ -112,6 +112,7 @@ def test_a_fault_of_ours_in_processes(broken: str, tmp_path: Path) -> None:
     check_fault(BROKEN[broken], "processes", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_fault_of_ours_on_ray(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is an extra")
     check_fault(BROKEN["driver"], "ray", tmp_path)

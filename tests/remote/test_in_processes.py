@@ -162,6 +162,7 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
 
 
 @pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
 def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     """They go back further: more of what they have sent may not have been taken."""
     algorithm = IMPALA(rollout_length=4, hidden=(8,))
@@ -173,6 +174,7 @@ def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     assert disturbed.replacements == 2
 
 
+@pytest.mark.slow
 def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     """It is replaced from where it was to begin, not from the very start."""
     observer = Signalling("_1.0.", signal.SIGKILL, at=(60,), then="_1.1.")
@@ -181,6 +183,7 @@ def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     assert disturbed.replacements == 2
 
 
+@pytest.mark.slow
 def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has marked its last iteration; its replacement begins earlier, and is sent all again."""
     call = contact.RemoteProcess.call

@@ -97,7 +97,9 @@ def test_bits_are_those_of_threads(nodes: Nodes, policy: str) -> None:
     ("algorithm", "policy", "sync"),
     [
         (A3C(rollout_length=4, hidden=(8,)), "central", "async=4"),
-        (IMPALA(rollout_length=4, hidden=(8,)), COARSE, "lag=1"),
+        pytest.param(
+            *(IMPALA(rollout_length=4, hidden=(8,)), COARSE, "lag=1"), marks=pytest.mark.slow
+        ),
     ],
     ids=["a3c", "impala"],
 )
@@ -109,6 +111,7 @@ def test_asynchronous_and_late(nodes: Nodes, algorithm: Any, policy: str, sync: 
         assert_same(in_threads(algorithm, policy, sync=sync, iterations=6), outcome)
 
 
+@pytest.mark.slow
 def test_environments_on_the_host(nodes: Nodes) -> None:
     algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
     threads = in_threads(algorithm, environment=PlainDrift())
@@ -158,6 +161,7 @@ class Killing(Silent):
             self.times.append(time.monotonic())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_twice_is_replaced(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +190,7 @@ def test_a_stopped_worker_is_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPa
     assert disturbed.replacements == 1
 
 
+@pytest.mark.slow
 def test_a_node_is_lost_and_another_comes(nodes: Nodes) -> None:
     def change() -> None:
         nodes.remove(nodes.workers.pop())
