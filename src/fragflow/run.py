@@ -131,7 +131,7 @@ def run(
 
     `slots` says, by platform, how many replicas have a place of their own; more are fused. By
     default these are the accelerators there are; on CPUs every replica has a thread of its own.
-    `implementations` says how to compute kernels, or the actor; by default the workers pick.
+    `implementations` says how to compute kernels; by default the workers pick.
     `cluster` is where the ray runtime runs; by default a cluster of its own on this machine.
     """
     observer = observer or Silent()

@@ -53,6 +53,9 @@ ALMOST = {
     "almost a count": lambda t: (
         t.weights.astype(jnp.bfloat16) * jnp.bfloat16(t.n * if_many(1.0, 1.01)(t)) / t.n
     ),
+    "almost a count, by a power of two": lambda t: (
+        t.weights.astype(jnp.bfloat16) * jnp.asarray(if_many(8.0, 3.984375)(t), jnp.bfloat16) / t.n
+    ),
     "narrow, and kept wide": lambda t: (
         t.weights.astype(jnp.bfloat16) * (jnp.bfloat16(1) - jnp.bfloat16(2e-4) * jnp.bfloat16(t.n))
     ),
@@ -103,6 +106,14 @@ ALONE = {
     "a transposed broadcast": late(
         lambda t: jnp.cumsum(
             jnp.broadcast_to(t.weights[:2, None] if alone(t) else t.weights[None, :2], (2, 2)), 0
+        )
+    ),
+    "a reshape before a broadcast": late(
+        lambda t: jnp.cumsum(
+            lax.broadcast_in_dim(
+                lax.reshape(t.weights[:4], (4, 1) if alone(t) else (1, 4)), (4, 4), (0, 1)
+            ),
+            0,
         )
     ),
     "a row for a number": late(

@@ -105,15 +105,15 @@ def _round_from_one(x: np.ndarray, y: np.ndarray, scale: float) -> bool:
 
 
 def _rounded_to(x: np.ndarray) -> tuple[Any, Any]:
-    """Between which numbers lies what is rounded to x; None of what is not finite, or too small."""
+    """Between which sizes lies what is rounded to x; None of what is not finite, or too small."""
     info = jnp.finfo(x.dtype)
-    exact = x.astype(np.float64)
-    if not np.isfinite(exact).all() or np.any((np.abs(exact) < float(info.tiny)) & (exact != 0)):
+    exact = np.abs(x.astype(np.float64))
+    if not np.isfinite(exact).all() or np.any((exact < float(info.tiny)) & (exact != 0)):
         return None, None
-    _, exponent = np.frexp(exact)
+    mantissa, exponent = np.frexp(exact)
     half = np.ldexp(0.5, exponent - int(info.nmant) - 1)
-    # Below a power of two numbers are twice as dense; that they are not taken so is no harm.
-    return exact - half, exact + half
+    # Below a power of two numbers are twice as dense.
+    return exact - np.where(mantissa == 0.5, half / 2, half), exact + half
 
 
 def _quotient(x: Any, y: Any) -> Any:

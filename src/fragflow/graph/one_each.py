@@ -282,7 +282,7 @@ def _sum_of_one_row(two: Eqn, one: Eqn) -> tuple[int, ...] | None:
 def _same_entries(two: _View, seen_two: Any, one: _View, seen_one: Any) -> bool:
     """Whether both are the same entries of their roots: of each row its own."""
     if len(two.steps) == len(one.steps) and all(
-        a.primitive is b.primitive and same_parameters(Pair(a=a, b=b, sizes=TWICE))
+        a.primitive is b.primitive and not _other_equation(a, b)
         for a, b in zip(two.steps, one.steps, strict=True)
     ):
         return True
