@@ -92,6 +92,17 @@ def test_metrics_must_be_reduced():
         build(Toy(report=lambda r: r[0]), "gpu-only")
 
 
+def test_metrics_that_count_are_refused_at_their_line():
+    counts = (
+        lambda r: ff.all_mean(r.mean()) * r.shape[1],
+        lambda r: jnp.float32(r.size) + 0.0 * ff.all_mean(r.mean()),
+        lambda r: r[0],
+    )
+    for count in counts:
+        with pytest.raises(ReplicaError, match=r"\(at .*test_replica_check\.py:\d+"):
+            build(Toy(report=count), "gpu-only")
+
+
 def test_a_shared_key_where_env_keys_belongs():
     def shared(env, key):
         return jax.random.normal(key, (env.num_envs, 3))

@@ -274,7 +274,8 @@ def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) ->
         and not program.labels[value].startswith("1.")
     ):
         raise _Refused(
-            f"{label} still has the environment axis: reduce it (ff.all_mean of its mean)."
+            f"{label} still has the environment axis{_made_at(program, value)}: reduce it "
+            "(ff.all_mean of its mean)."
         )
     if kind.tag is Tag.VARYING and not kind.is_cuttable:
         raise _Refused(
@@ -283,8 +284,8 @@ def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) ->
         )
     if kind.degree != 0 and not kind.zero:
         raise _Refused(
-            f"{label} depends on how many environments a replica of fragment {name!r} holds: use "
-            "a mean instead of a sum, or env.per_env for counts."
+            f"{label} depends on how many environments a replica of fragment {name!r} holds"
+            f"{_made_at(program, value)}: use a mean instead of a sum, or env.per_env for counts."
         )
 
 
@@ -304,23 +305,44 @@ def describe(program: Program, value: Value) -> str:
     """What the user would call a value."""
     if value in program.labels:
         return f"the state's {program.labels[value]}"
+    match _origin(program, value):
+        case Op() as op:
+            made = "/".join(sorted(op.components)) or op.eqn.primitive.name
+            line = source_line(op.eqn)
+            return f"a result of {made}" + (f" ({line})" if line else "")
+        case None:
+            return f"value {value}"
+        case other:
+            return describe(program, other)
+
+
+def _origin(program: Program, value: Value) -> Op | Value | None:
+    """The operation that a value is a result of, or the value within a loop that it stands for."""
     for node in walk((program.loop,)):
         match node:
-            case Op():
-                if value in node.outputs:
-                    made = "/".join(sorted(node.components)) or node.eqn.primitive.name
-                    line = source_line(node.eqn)
-                    return f"a result of {made}" + (f" ({line})" if line else "")
+            case Op() if value in node.outputs:
+                return node
             case Loop():
                 for carry in node.carries:
                     if value in (carry.final, carry.inside):
-                        return describe(program, carry.next)
+                        return carry.next
                 for stack in node.stacks:
                     if value == stack.outside:
-                        return describe(program, stack.element)
+                        return stack.element
             case _:
                 pass
-    return f"value {value}"
+    return None
+
+
+def _made_at(program: Program, value: Value) -> str:
+    """The user's line that a value comes from, where there is one."""
+    seen: set[Value] = set()
+    origin: Op | Value | None = value
+    while isinstance(origin, Value) and origin not in seen:
+        seen.add(origin)
+        origin = _origin(program, origin)
+    line = source_line(origin.eqn) if isinstance(origin, Op) else None
+    return f" (at {line})" if line else ""
 
 
 def check_fdg(fdg: FDG) -> None:
