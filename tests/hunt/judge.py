@@ -17,7 +17,7 @@ from fragflow.graph.kinds import Kind, Tag, mixed
 from fragflow.graph.replicas import Context, analyse
 from hunt.lockstep import Lockstep
 from hunt.program import Program, equations_in, float_bytes, narrowest_float
-from hunt.relations import broken, describe, holding, is_testable, tolerance_of, values
+from hunt.relations import broken, describe, holding, is_testable, size_of, tolerance_of, values
 
 INPUTS = 3
 """at how many random inputs a claim is tried"""
@@ -138,7 +138,7 @@ def _tried(
             parts = [part[i] for part in ls]
             tolerance = rounding[kind.tag is Tag.PARTIAL]
             if is_testable(kind):
-                why = broken(kind, w[i], parts, sizes, tolerance)
+                why = broken(kind, w[i], parts, sizes, tolerance, size_of(given[0]))
                 if why:
                     wrong.setdefault(i, why)
             else:

@@ -151,15 +151,25 @@ def reduced(parts: Sequence[np.ndarray], kind: Kind) -> np.ndarray:
     return (total * float(len(parts)) ** power if power else total).astype(dtype)
 
 
-def broken(kind: Kind, whole: Any, parts: Sequence[Any], sizes: Sizes, tolerance: float) -> str:
-    """Why these numbers are not what `kind` says of them; nothing if they are."""
+def broken(
+    kind: Kind,
+    whole: Any,
+    parts: Sequence[Any],
+    sizes: Sizes,
+    tolerance: float,
+    size: float = 1.0,
+) -> str:
+    """Why these numbers are not what `kind` says of them; nothing if they are.
+
+    `size` is that of the numbers they were made from: what cancels out leaves their rounding.
+    """
     w, ls = plain(whole), [plain(p) for p in parts]
     if kind.zero and (w.any() or any(p.any() for p in ls)):
         return "it is not zero"
     known = getattr(kind, "values", None)
     if known is not None:
         pairs = [(w, known[0]), *((p, known[1]) for p in ls)]
-        different = _first(_apart(np.asarray(x), np.asarray(y), tolerance) for x, y in pairs)
+        different = _first(_apart(np.asarray(x), np.asarray(y), tolerance, size) for x, y in pairs)
         if different:
             return f"its value is known to be another one: {different}"
     if kind.tag is not Tag.VARYING:
@@ -172,8 +182,9 @@ def broken(kind: Kind, whole: Any, parts: Sequence[Any], sizes: Sizes, tolerance
                 # A mean of whole numbers that wrap around: nobody can divide, but multiply.
                 w, kind = _times(w, 1 - kind.degree, sizes.replicas), replace(kind, degree=1)
             total = np.where(finite, reduced(ls, kind), 0)
-            return _apart(np.where(finite, w, 0), total, tolerance)
-        return _first(_apart(w, _times(p, kind.degree, sizes.replicas), tolerance) for p in ls)
+            return _apart(np.where(finite, w, 0), total, tolerance, size)
+        own = [_times(p, kind.degree, sizes.replicas) for p in ls]
+        return _first(_apart(w, p, tolerance, size) for p in own)
     axis = kind.axis
     sized = [i for i, (x, y) in enumerate(zip(w.shape, ls[0].shape, strict=True)) if x != y]
     long, short = w.shape[axis], ls[0].shape[axis]
@@ -184,7 +195,7 @@ def broken(kind: Kind, whole: Any, parts: Sequence[Any], sizes: Sizes, tolerance
         return f"there are {short} entries, not {kind.outer} · {sizes.local} · {kind.inner}"
     parts = [_times(p, kind.degree, sizes.replicas) for p in ls]
     folds = _divisors(short // sizes.local) if kind.flexible else [kind.outer]
-    return _first(_apart(w, joined(parts, axis, outer), tolerance) for outer in folds)
+    return _first(_apart(w, joined(parts, axis, outer), tolerance, size) for outer in folds)
 
 
 def joined(parts: Sequence[np.ndarray], axis: int, outer: int) -> np.ndarray:
@@ -249,7 +260,7 @@ def _times(x: np.ndarray, degree: int, count: int) -> np.ndarray:
     return x * float(count) ** degree
 
 
-def _apart(a: np.ndarray, b: np.ndarray, tolerance: float) -> str:
+def _apart(a: np.ndarray, b: np.ndarray, tolerance: float, size: float = 1.0) -> str:
     """In what two arrays differ by more than rounding, relative to the size of their numbers."""
     if a.size == 0:
         return ""
@@ -263,7 +274,7 @@ def _apart(a: np.ndarray, b: np.ndarray, tolerance: float) -> str:
     ):
         return f"{_short(a)} is not {_short(b)}"
     a, b = np.where(endless, 0, a), np.where(endless, 0, b)
-    scale = max(float(np.max(np.abs(a))), 1e-3)  # what cancels out leaves rounding
+    scale = max(float(np.max(np.abs(a))), 1e-2 * size)  # what cancels out leaves rounding
     with np.errstate(over="ignore", invalid="ignore"):
         worst = float(np.max(np.abs(a / scale - b / scale)))
     return f"{_short(a)} is not {_short(b)}" if not worst <= tolerance else ""
@@ -281,6 +292,12 @@ def _first(reasons: Any) -> str:
 
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0] if n > 0 else [1]
+
+
+def size_of(values: Sequence[Any]) -> float:
+    """The largest of the floats among `values`, at least 1."""
+    floats = [np.abs(plain(v)) for v in values if plain(v).dtype.kind in "fc"]
+    return max([1.0, *(float(np.max(x[np.isfinite(x)], initial=0.0)) for x in floats)])
 
 
 def tolerance_of(bytes_of_floats: int) -> float:

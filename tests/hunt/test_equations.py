@@ -12,7 +12,7 @@ from hunt.equations import command, drawn, hunt, replay, report
 from hunt.judge import double_precision, judge
 from hunt.lockstep import Lockstep
 from hunt.program import Program, Ref, Step
-from hunt.relations import Operand, Sizes, broken, holding, values
+from hunt.relations import Operand, Sizes, broken, holding, size_of, values
 
 SECONDS = 60
 """of this process' time: a busy machine draws as many"""
@@ -48,6 +48,16 @@ KINDS = [
     partial("", degree=0),
     partial("", degree=0, reduction="max"),
 ]
+
+
+def test_what_cancels_out_leaves_the_rounding_of_what_it_was_made_from():
+    large = np.array([20.0, -30.0, np.inf], np.float32)
+    assert size_of([large, np.arange(99)]) == 30.0
+    assert size_of([np.float32(0.5)]) == 1.0
+    residue = np.array([3e-6, -2e-6])
+    assert broken(UNIFORM, residue, [0 * residue] * 2, SIZES, 1e-4)
+    assert not broken(UNIFORM, residue, [0 * residue] * 2, SIZES, 1e-4, size=30.0)
+    assert broken(UNIFORM, residue + 1e-3, [residue] * 2, SIZES, 1e-4, size=30.0)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
