@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/fragflow/ops/native/kernels.cc")
+SOURCE = Path("src/fragflow/ops/kernels/kernels.cc")
 LIBRARY = SOURCE.with_suffix(".so")
 SECONDS = "FRAGFLOW_COMPILER_SECONDS"
 """the variable that says how long the compiler may take"""

@@ -35,7 +35,7 @@ from fragflow.api.vector import AnyEnvironment
 from fragflow.environments import make_environment
 from fragflow.policies import named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, Row, Silent, Start, run
-from fragflow.runtime.devices import compute_in_calling_thread
+from fragflow.runtime.programs.devices import compute_in_calling_thread
 
 KINDS = ("lockstep", "lag=1", "async")
 FIRST = 8

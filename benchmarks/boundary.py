@@ -22,9 +22,9 @@ import numpy as np
 from engines import ROLLOUT, Driver, Task
 from measure import as_data, interleaved, median, print_table, timed
 
-from fragflow.runtime.local import LocalRuntime
-from fragflow.runtime.schedule import Enter, Get, Instruction, Put, Repeat, Run
-from fragflow.runtime.worker import Worker
+from fragflow.runtime.drivers.worker import Worker
+from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.planning.instructions import Enter, Get, Instruction, Put, Repeat, Run
 
 Hand = Callable[[int, int, bool], tuple[list[Any], float]]
 """(first iteration, how many, whether to time the loop) -> (last state, seconds in the loop)"""

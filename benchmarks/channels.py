@@ -26,9 +26,9 @@ import measure
 import numpy as np
 from measure import HERE, Worker, cache, print_table, rival_python
 
-from fragflow.remote import lanes
-from fragflow.remote.doors import Address, Door, Network
-from fragflow.remote.lanes import LaneInfo, Post
+from fragflow.remote.transport import mailbox
+from fragflow.remote.transport.endpoint import Address, Door, Network
+from fragflow.remote.transport.mailbox import LaneInfo, Post
 
 RAY = ("ray==2.54.0", "numpy")
 SIZES = {"1 KB": 1 << 10, "64 KB": 1 << 16, "4 MB": 1 << 22}
@@ -164,7 +164,7 @@ def open_door(kind: str, folder: str, me: str) -> tuple[Door, Address]:
         return door, Address(endpoint=endpoint, public_key=key, host=me)
     slabs = None
     if kind == "shared memory":
-        slabs, lanes.LARGE_BYTES = folder, 0
+        slabs, mailbox.LARGE_BYTES = folder, 0
     door.bind_path(f"{folder}/{me}")
     return door, Address(path=f"{folder}/{me}", slabs=slabs)
 

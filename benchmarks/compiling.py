@@ -89,7 +89,7 @@ def _sample(name: str, said: list[dict[str, float]]) -> measure.Sample:
 
 
 def _timed(name: str) -> dict[str, float]:
-    from fragflow.runtime.devices import keep_loops_apart
+    from fragflow.runtime.programs.devices import keep_loops_apart
 
     keep_loops_apart()  # as every run has it: before JAX starts
     sys.path.append(str(measure.HERE.parent / "tests"))

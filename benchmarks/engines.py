@@ -16,14 +16,18 @@ from jax import lax
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
-from fragflow.graph.trace import env_steps_per_iteration, init_function, iteration_function
-from fragflow.graph.traced import traced
+from fragflow.graph.tracing.trace import (
+    env_steps_per_iteration,
+    init_function,
+    iteration_function,
+    traced,
+)
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
 from fragflow.runtime import training
-from fragflow.runtime.compiled import ROOM
-from fragflow.runtime.devices import accelerator
-from fragflow.runtime.local import LocalRuntime
+from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.programs.compile import ROOM
+from fragflow.runtime.programs.devices import accelerator
 
 ROLLOUT = 128
 ITERATIONS = 1 << 16

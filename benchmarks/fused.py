@@ -271,7 +271,7 @@ def _cartpole(repeats: int) -> dict[str, Any]:
 
 
 def _work(options: argparse.Namespace) -> None:
-    from fragflow.runtime.devices import keep_loops_apart
+    from fragflow.runtime.programs.devices import keep_loops_apart
 
     keep_loops_apart()  # as every run has it: before JAX starts
     import engines

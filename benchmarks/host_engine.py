@@ -14,11 +14,11 @@ from fragflow.api.spaces import Discrete, Space
 from fragflow.api.vector import Environments
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
-from fragflow.graph.traced import traced
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
-from fragflow.remote.launcher import Launcher
-from fragflow.runtime.devices import compute_in_calling_thread
+from fragflow.remote.launch.launcher import Launcher
+from fragflow.runtime.programs.devices import compute_in_calling_thread
 
 
 class HostEngine:

@@ -24,8 +24,8 @@ from jax import lax
 from fragflow._jax import bind, component_of, inner_jaxprs, is_key, raw_key, wrapped_key
 from fragflow.algorithms.dqn import DQN
 from fragflow.algorithms.ppo import PPO
-from fragflow.graph.trace import iteration_function
-from fragflow.runtime.compiled import FOR_SMALL_PROGRAMS
+from fragflow.graph.tracing.trace import iteration_function
+from fragflow.runtime.programs.compile import FOR_SMALL_PROGRAMS
 
 TASKS = {
     "PPO, CartPole-v1, 16 environments": lambda: Task(16, PPO()),

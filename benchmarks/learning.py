@@ -105,7 +105,7 @@ def _measure(options: argparse.Namespace) -> None:
 
 def train(name: str, task: Task, seeds: Sequence[int], results: Path) -> None:
     """Trains with each of the seeds; a result is in the file as soon as it is there."""
-    from fragflow.tools.cli import main as fragflow
+    from fragflow.tools.cli.main import main as fragflow
 
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:

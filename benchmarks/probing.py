@@ -81,7 +81,7 @@ def _sample(name: str, folder: str) -> measure.Sample:
 def _timed(name: str) -> dict[str, float]:
     from fragflow.policies.named import named_policy
     from fragflow.policies.policy import Deployment
-    from fragflow.runtime.devices import prepare_devices
+    from fragflow.runtime.programs.devices import prepare_devices
 
     deployment = Deployment(workers=WORKERS)
     prepare_devices(named_policy(POLICY), deployment)
@@ -99,12 +99,11 @@ def _work(name: str, deployment: Any) -> Callable[[], object]:
     from engines import Task
 
     from fragflow.graph.cut import cut
-    from fragflow.graph.trace import iteration_function
-    from fragflow.graph.traced import traced
+    from fragflow.graph.tracing.trace import iteration_function, traced
     from fragflow.policies.named import named_policy
-    from fragflow.runtime.bits import other_bits
     from fragflow.runtime.observer import Silent
-    from fragflow.runtime.promise import tried
+    from fragflow.runtime.promises.bits import other_bits
+    from fragflow.runtime.promises.probing import tried
 
     task = Task(ENVS)
     if name == "plain jit":

@@ -13,10 +13,10 @@ from measure import serve
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.policies import named_policy
-from fragflow.remote.cluster import Cluster
-from fragflow.remote.on_ray import RayLauncher
+from fragflow.remote.launch.cluster import Cluster
+from fragflow.remote.launch.on_ray import RayLauncher
 from fragflow.run import Experiment, Row, Silent, Start, run
-from fragflow.runtime.devices import compute_in_calling_thread
+from fragflow.runtime.programs.devices import compute_in_calling_thread
 
 PACKAGES = ("fragflow", "ray", "jax", "jaxlib", "gymnasium", "mujoco", "numpy")
 

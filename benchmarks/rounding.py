@@ -75,7 +75,7 @@ def parameters(change: Change) -> str:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = shlex.split(f"{COMMAND} {change.flags}")
-        command = [*change.before, sys.executable, "-m", "fragflow.tools.cli", "train", *words]
+        command = [*change.before, sys.executable, "-m", "fragflow.tools.cli.main", "train", *words]
         variables = os.environ | change.variables
         subprocess.run([*command, "--run-dir", str(run)], env=variables, check=True)
         return json.loads((run / "summary.json").read_text(encoding="utf-8"))["params_sha256"]

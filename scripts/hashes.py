@@ -28,7 +28,7 @@ import jax
 import fragflow as ff
 from fragflow.algorithms import ALGORITHMS
 from fragflow.policies import POLICIES
-from fragflow.tools.rundir import versions
+from fragflow.tools.experiment.run_directory import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "tests" / "hashes.json"

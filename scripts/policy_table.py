@@ -14,10 +14,10 @@ from typing import Any
 from fragflow.algorithms import ALGORITHMS, algorithm_class
 from fragflow.environments import make_environment
 from fragflow.errors import FragflowError
+from fragflow.graph.analyses.staleness import late_messages
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG
-from fragflow.graph.synchronise import late_messages
-from fragflow.graph.traced import Traced, traced
+from fragflow.graph.tracing.trace import Traced, traced
 from fragflow.policies import POLICIES, Deployment, Policy, synchronisation
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms-and-policies.md"

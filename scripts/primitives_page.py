@@ -22,9 +22,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 import fragflow as ff  # noqa: E402
 from fragflow._jax import CALLS, Eqn  # noqa: E402
 from fragflow.graph.extent import environments_axis  # noqa: E402
-from fragflow.graph.kinds import UNIFORM, Kind, Tag, varying  # noqa: E402
-from fragflow.graph.replicas import Context, analyse  # noqa: E402
-from fragflow.graph.rule_table import TABLE, Entry  # noqa: E402
+from fragflow.graph.replicas.interpret import Context, analyse  # noqa: E402
+from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag, varying  # noqa: E402
+from fragflow.graph.replicas.rules.table import TABLE, Entry  # noqa: E402
 from graph import test_families, test_outside, test_rows, test_unknown  # noqa: E402
 from graph.families import BY_ALL, FAMILIES  # noqa: E402
 from graph.telling import TIME, Told  # noqa: E402
@@ -49,8 +49,9 @@ so too, whatever the primitive: unless it reads from outside of the program.
 
 What shows it:
 
-- *proofs*: each of the first three marks has a proof in `src/fragflow/graph/rule_table.py`, and a
-  case with numbers in `tests/graph/test_rule_table.py`.
+- *proofs*: each of the first three marks has a proof in
+  `src/fragflow/graph/replicas/rules/table.py`, and a case with numbers in
+  `tests/graph/test_rule_table.py`.
 - *hunt*: it is drawn at random, with operands of every kind, and every claim is tried with numbers.
   How often is counted in [proofs](proofs.md).
 - Another name is that of a program in `tests/graph`: in `families.py`, if no file is named.

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("src", "tests", "examples", "benchmarks", "scripts")
 MAX_LINES = 500
-TABLES = ("src/fragflow/graph/rule_table.py",)
+TABLES = ("src/fragflow/graph/replicas/rules/table.py",)
 """tables are as long as what they list"""
 
 

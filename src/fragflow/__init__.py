@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from fragflow.api import check_settings as check_settings
     from fragflow.api import component as component
     from fragflow.api import kernel as kernel
-    from fragflow.environments.wrapped import Wrapper as Wrapper
-    from fragflow.environments.wrappers import wrap as wrap
+    from fragflow.environments.wrapping.wrapped import Wrapper as Wrapper
+    from fragflow.environments.wrapping.wrappers import wrap as wrap
     from fragflow.policies import Asynchronous as Asynchronous
     from fragflow.policies import Deployment as Deployment
     from fragflow.policies import Lag as Lag
     from fragflow.policies import Lockstep as Lockstep
     from fragflow.policies import Place as Place
     from fragflow.policies import Policy as Policy
-    from fragflow.tools.load import Agent as Agent
-    from fragflow.tools.load import load as load
-    from fragflow.tools.train import Result as Result
-    from fragflow.tools.train import train as train
+    from fragflow.tools.experiment.load import Agent as Agent
+    from fragflow.tools.experiment.load import load as load
+    from fragflow.tools.experiment.train import Result as Result
+    from fragflow.tools.experiment.train import train as train
 
 _HOMES = {
-    "fragflow.environments.wrapped": ("Wrapper",),
-    "fragflow.environments.wrappers": ("wrap",),
+    "fragflow.environments.wrapping.wrapped": ("Wrapper",),
+    "fragflow.environments.wrapping.wrappers": ("wrap",),
     "fragflow.policies": ("Asynchronous", "Deployment", "Lag", "Lockstep", "Place", "Policy"),
-    "fragflow.tools.load": ("Agent", "load"),
-    "fragflow.tools.train": ("Result", "train"),
+    "fragflow.tools.experiment.load": ("Agent", "load"),
+    "fragflow.tools.experiment.train": ("Result", "train"),
     "fragflow.api": (
         *("Algorithm", "Box", "Clock", "Discrete", "EnvState", "Environment", "Environments"),
         *(

@@ -18,36 +18,37 @@ from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG
-from fragflow.graph.split import Options
-from fragflow.graph.trace import (
+from fragflow.graph.passes.split import Options
+from fragflow.graph.tracing.trace import (
+    Traced,
     env_steps_per_iteration,
     init_function,
     iteration_function,
+    traced,
 )
-from fragflow.graph.traced import Traced, traced
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
-from fragflow.remote.cluster import Cluster as Cluster
-from fragflow.runtime.asynchronous import AsyncRuntime
-from fragflow.runtime.bits import other_bits
-from fragflow.runtime.devices import deployment_here, prepare_devices
+from fragflow.remote.launch.cluster import Cluster as Cluster
+from fragflow.runtime.asynchrony.runtime import AsyncRuntime
 from fragflow.runtime.eager import EagerRuntime
-from fragflow.runtime.equality import after_restarts, elsewhere, equality, with_figures
-from fragflow.runtime.host import HostPool, answer_by, as_placed, close_pools, open_pools
-from fragflow.runtime.implementations import in_words, inexact
-from fragflow.runtime.initialise import evaluate_with_host
+from fragflow.runtime.first_state import evaluate_with_host
+from fragflow.runtime.hosts.pool import HostPool, answer_by, as_placed, close_pools, open_pools
 from fragflow.runtime.lagged import LaggedRuntime
-from fragflow.runtime.local import LocalRuntime
+from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.observer import Observer as Observer
 from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
-from fragflow.runtime.promise import NOT_DIVIDED, Tried, tried
+from fragflow.runtime.programs.devices import deployment_here, prepare_devices
+from fragflow.runtime.programs.implementations import in_words, inexact
+from fragflow.runtime.promises.bits import other_bits
+from fragflow.runtime.promises.equality import after_restarts, elsewhere, equality, with_figures
+from fragflow.runtime.promises.probing import NOT_DIVIDED, Tried, tried
 from fragflow.runtime.training import Engine, train
 
 if TYPE_CHECKING:  # needs libraries that a run in threads does not
-    from fragflow.remote.launcher import Launcher
+    from fragflow.remote.launch.launcher import Launcher
 
 RuntimeName = Literal["local", "eager", "processes", "ray"]
 
@@ -364,11 +365,11 @@ def _prepare_local(
 def _launcher(runtime: RuntimeName, cluster: Cluster | None) -> "Callable[[], Launcher] | None":
     """Who starts the processes of a run; None if it has only this one."""
     if runtime == "processes":
-        from fragflow.remote.this_machine import LocalLauncher
+        from fragflow.remote.launch.local import LocalLauncher
 
         return LocalLauncher
     if runtime == "ray":
-        from fragflow.remote.on_ray import RayLauncher
+        from fragflow.remote.launch.on_ray import RayLauncher
 
         return lambda: RayLauncher(cluster or Cluster())
     return None
@@ -378,8 +379,12 @@ def _processes(
     fdg: FDG, asynchronous: Mapping[str, int], launcher: "Launcher"
 ) -> tuple[Mapping[str, Sequence[Any]], Callable[..., Any], Callable[[], None]]:
     """Starts the processes of a run: their environments, the runtime for them, and how they end."""
-    from fragflow.remote.fleet import Fleet
-    from fragflow.remote.runtime import AsyncInProcesses, InProcesses, LaggedInProcesses
+    from fragflow.remote.coordinator.processes import Fleet
+    from fragflow.remote.coordinator.runtimes import (
+        AsyncInProcesses,
+        InProcesses,
+        LaggedInProcesses,
+    )
 
     fleet = Fleet(fdg, launcher)
     if asynchronous:

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from cli.tiny import TINY, Finished
-from fragflow.tools.cli import main
+from fragflow.tools.cli.main import main
 
 
 @pytest.fixture(autouse=True, scope="session")

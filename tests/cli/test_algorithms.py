@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import fragflow as ff
-from fragflow.tools.cli import main
+from fragflow.tools.cli.main import main
 
 SMALL = {
     "a2c": ("--rollout-length", "4", "--hidden", "8"),

@@ -7,7 +7,7 @@ import pytest
 
 from cli.tiny import TINY
 from fragflow.errors import RunError
-from fragflow.tools.cli import main
+from fragflow.tools.cli.main import main
 
 
 def error_line(capsys: pytest.CaptureFixture[str], words: list[str], code: int = 2) -> str:
@@ -147,7 +147,7 @@ def test_failed_fragment_has_its_own_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise RunError("fragment learner[0] failed\nin segment learner/0")
 
-    monkeypatch.setattr("fragflow.tools.train.run", fail)
+    monkeypatch.setattr("fragflow.tools.experiment.train.run", fail)
     assert "learner[0] failed in segment" in error_line(capsys, list(TINY), code=3)
     with pytest.raises(RunError):
         main([*TINY, "--debug"])

@@ -6,8 +6,8 @@ import pytest
 import fragflow as ff
 import runtime.faulty  # registers Faulty-v0
 from fragflow.environments import make_environment
-from fragflow.tools.check import Checker
-from fragflow.tools.cli import main
+from fragflow.tools.checks.contract import Checker
+from fragflow.tools.cli.main import main
 from graph.toy import Drift
 
 assert runtime.faulty

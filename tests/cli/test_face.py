@@ -15,9 +15,9 @@ import pytest
 
 import fragflow
 from cli.tiny import TINY
-from fragflow.tools.cli import main
-from fragflow.tools.progress import Live, Plain, Update, display_for, duration
-from fragflow.tools.signals import Interrupts
+from fragflow.tools.cli.main import main
+from fragflow.tools.cli.signals import Interrupts
+from fragflow.tools.experiment.progress import Live, Plain, Update, display_for, duration
 
 SOURCE = str(Path(fragflow.__file__).parents[1])
 
@@ -46,7 +46,7 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
 
 def test_help_does_not_wait_for_jax() -> None:
     code = (
-        "import sys; from fragflow.tools.cli import main\n"
+        "import sys; from fragflow.tools.cli.main import main\n"
         "assert main(['--help']) == main(['train', '--help']) == main(['eval', '--help']) == 0\n"
         "assert 'jax' not in sys.modules and 'gymnax' not in sys.modules"
     )
@@ -59,7 +59,7 @@ def test_help_does_not_wait_for_jax() -> None:
 
 def test_virtual_devices_are_made_for_replicas_on_a_cpu() -> None:
     words = [*TINY, "--policy", "gpu-only", "--workers", "2", "--no-probe"]
-    process = start_python("-m", "fragflow.tools.cli", *words, devices=None)
+    process = start_python("-m", "fragflow.tools.cli.main", *words, devices=None)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "x2 @cpu" in output
@@ -68,7 +68,7 @@ def test_virtual_devices_are_made_for_replicas_on_a_cpu() -> None:
 @pytest.mark.usefixtures("finished")  # which leaves compiled programs
 def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
     words = [*TINY, "--total-steps", "2e9", "--run-dir", "run"]
-    process = start_python("-m", "fragflow.tools.cli", *words)
+    process = start_python("-m", "fragflow.tools.cli.main", *words)
     wait_for_line(process, "training")
     wait_for_line(process, "steps/s")
     process.send_signal(signal.SIGINT)
@@ -97,7 +97,7 @@ def test_sigterm_has_its_own_exit_code() -> None:
 
 def test_second_signal_ends_at_once() -> None:
     code = (
-        "import time; from fragflow.tools.signals import Interrupts\n"
+        "import time; from fragflow.tools.cli.signals import Interrupts\n"
         "with Interrupts(lambda: print('first', flush=True)):\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(60)"
@@ -114,7 +114,7 @@ def test_second_signal_ends_at_once() -> None:
 @pytest.mark.parametrize(("output", "code", "lines"), [("&-", 0, 0), ("/dev/full", 3, 1)])
 def test_output_that_cannot_be_written(output: str, code: int, lines: int) -> None:
     """Closed, a run goes on in silence; a full disk is one message."""
-    command = f"{sys.executable} -m fragflow.tools.cli list >{output}"
+    command = f"{sys.executable} -m fragflow.tools.cli.main list >{output}"
     if output == "&-":
         command = command.replace("list", " ".join([*TINY, "--total-steps", "1"]))
     script = f"import os; os.execlp('sh', 'sh', '-c', {command!r})"

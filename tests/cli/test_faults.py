@@ -6,7 +6,7 @@ import pytest
 
 import runtime.faulty  # registers Faulty-v0
 from cli.test_bad_input import error_line
-from fragflow.tools.cli import main
+from fragflow.tools.cli.main import main
 
 assert runtime.faulty
 TRAIN = (

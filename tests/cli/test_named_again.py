@@ -13,7 +13,7 @@ import fragflow as ff
 from cli.tiny import TINY
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import ConfigError
-from fragflow.tools.cli import main
+from fragflow.tools.cli.main import main
 
 ROVER = """
 from dataclasses import dataclass

@@ -9,9 +9,9 @@ import pytest
 
 import fragflow as ff
 from fragflow.errors import ConfigError
-from fragflow.tools.cli import main
-from fragflow.tools.evaluate import Evaluator
-from fragflow.tools.names import find_algorithm, find_environment, make_algorithm
+from fragflow.tools.cli.main import main
+from fragflow.tools.experiment.evaluate import Evaluator
+from fragflow.tools.inputs.resolve import find_algorithm, find_environment, make_algorithm
 
 MODULE = '''
 from dataclasses import dataclass

@@ -12,8 +12,8 @@ import fragflow as ff
 from cli.tiny import TINY, Finished
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import ConfigError
-from fragflow.tools.cli import main
-from fragflow.tools.rundir import json_text, sha256_of
+from fragflow.tools.cli.main import main
+from fragflow.tools.experiment.run_directory import json_text, sha256_of
 
 SUMMARY_FIELDS = {
     *("algorithm", "env", "policy", "runtime", "workers", "learners", "seed", "env_steps"),

@@ -13,7 +13,7 @@ import fragflow as ff
 from cli.mistakes import MISTAKES, SOUND, module_name
 from cli.said import check_is_ours, check_said, planted_fault, report_in
 from fragflow.errors import InternalError, UserCodeError, UserCodeRunError
-from fragflow.tools.cli import main
+from fragflow.tools.cli.main import main
 
 pytestmark = pytest.mark.quick
 
@@ -33,8 +33,8 @@ def test_a_users_mistake(case: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 FAULTS = {
     "compiler": ("fragflow.run.cut", "planted"),
-    "driver": ("fragflow.runtime.worker.Worker.wait", "fragment"),
-    "saving": ("fragflow.tools.rundir.RunDirectory.write_weights", "planted"),
+    "driver": ("fragflow.runtime.drivers.worker.Worker.wait", "fragment"),
+    "saving": ("fragflow.tools.experiment.run_directory.RunDirectory.write_weights", "planted"),
 }
 """what breaks, and what is said of it besides"""
 

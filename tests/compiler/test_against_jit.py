@@ -22,12 +22,11 @@ from compiler.random_programs import (
     steps,
 )
 from fragflow.graph.cut import cut
-from fragflow.graph.split import Options
-from fragflow.graph.trace import SOURCES, init_function, iteration_function
-from fragflow.graph.traced import traced
+from fragflow.graph.passes.split import Options
+from fragflow.graph.tracing.trace import SOURCES, init_function, iteration_function, traced
 from fragflow.policies import Deployment, Place, Policy
-from fragflow.runtime.local import LocalRuntime
-from fragflow.runtime.null import record
+from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.planning.simulate import record
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 """programs run once here, so time spent on optimising them is lost"""

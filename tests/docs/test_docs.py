@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fragflow.tools.cli import main
+from fragflow.tools.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from fragflow.graph.rule_table import TABLE
+from fragflow.graph.replicas.rules.table import TABLE
 from graph.families import BY_ALL, FAMILIES
 from graph.test_outside import OUTSIDE
 from graph.test_rows import ROWS

@@ -7,7 +7,7 @@ import pytest
 from equivalence.common import ONE_LEARNER, REPLICATED, digest, relative_error
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
-from fragflow.graph.split import Options
+from fragflow.graph.passes.split import Options
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 

@@ -8,7 +8,7 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
 from fragflow.graph.show import FORMATS, render
-from fragflow.graph.traced import Traced, traced
+from fragflow.graph.tracing.trace import Traced, traced
 from fragflow.policies import POLICIES, Deployment
 
 HERE = Path(__file__).parent

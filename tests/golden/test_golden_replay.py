@@ -9,7 +9,7 @@ from fragflow.algorithms.sac import SAC
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
 from fragflow.graph.show import render
-from fragflow.graph.traced import Traced, traced
+from fragflow.graph.tracing.trace import Traced, traced
 from fragflow.policies import POLICIES, Deployment
 from golden.test_golden_graphs import HERE, ONE_TEAM
 

@@ -13,7 +13,7 @@ from jax import lax
 import fragflow as ff
 from fragflow.errors import ReplicaError, TraceError
 from fragflow.graph.cut import cut
-from fragflow.graph.traced import traced
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift
 

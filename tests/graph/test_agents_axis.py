@@ -12,7 +12,7 @@ from fragflow.errors import PolicyError, ReplicaError, TraceError
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG
 from fragflow.graph.show import render
-from fragflow.graph.traced import traced
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import POLICIES, Deployment, Place, Policy
 from fragflow.run import Experiment, run
 from graph.crowd import Apart, Crowd, Served, Shared

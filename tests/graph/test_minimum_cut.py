@@ -8,7 +8,7 @@ from itertools import pairwise
 import networkx as nx
 import pytest
 
-from fragflow.graph.minimum_cut import Unbounded, minimum_cut
+from fragflow.graph.passes.minimum_cut import Unbounded, minimum_cut
 
 SOURCE, SINK = "source", "sink"
 SIZES = ((0, 1, 2, 3), (0, 1, 5, 7, 1 << 41, (1 << 62) + 1, 10**30), (1,))

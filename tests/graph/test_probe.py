@@ -18,13 +18,13 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
-from fragflow.graph.double import Setting, evaluate, in_double, wide
-from fragflow.graph.fingerprint import fingerprint
 from fragflow.graph.ir import FDG, Loop, Receive, Send
-from fragflow.graph.probe import Verdict, arranged, is_divided, probe
-from fragflow.graph.relation import distance, relation
-from fragflow.graph.stand_in import host_answer
-from fragflow.graph.traced import Traced, traced
+from fragflow.graph.probe.double_precision import Setting, evaluate, in_double, wide
+from fragflow.graph.probe.fingerprint import fingerprint
+from fragflow.graph.probe.probe import Verdict, arranged, is_divided, probe
+from fragflow.graph.probe.relation import distance, relation
+from fragflow.graph.probe.stand_in_environment import host_answer
+from fragflow.graph.tracing.trace import Traced, traced
 from fragflow.policies import Deployment, named_policy
 from graph.toy import Drift, Toy
 from graph.wrong import LATER, WRONG, Small
@@ -47,7 +47,7 @@ def graph(
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica check accepts everything."""
-    monkeypatch.setattr("fragflow.graph.holdings.check_replicas", lambda *_: None)
+    monkeypatch.setattr("fragflow.graph.check.check_replicas", lambda *_: None)
 
 
 @pytest.mark.parametrize(

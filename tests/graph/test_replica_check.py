@@ -10,8 +10,8 @@ from fragflow import ops
 from fragflow._jax import source_line
 from fragflow.errors import GraphError, ReplicaError, TraceError
 from fragflow.graph.cut import cut
-from fragflow.graph.double import in_double, wide
-from fragflow.graph.traced import traced
+from fragflow.graph.probe.double_precision import in_double, wide
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift, Toy
 

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from fragflow.graph.elementwise import elementwise
-from fragflow.graph.rule_table import TABLE, add
+from fragflow.graph.replicas.rules.elementwise import elementwise
+from fragflow.graph.replicas.rules.table import TABLE, add
 
 SHAPE = (3, 4)
 IMAGE = (1, 3, 4, 1)

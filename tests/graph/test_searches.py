@@ -9,7 +9,7 @@ import pytest
 from fragflow.environments import make_environment
 from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
-from fragflow.graph.traced import traced
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import Deployment, named_policy
 
 mctx = pytest.importorskip("mctx")

@@ -12,7 +12,7 @@ from jax import lax
 import fragflow as ff
 from fragflow.errors import ReplicaError, TraceError, UserCodeError
 from fragflow.graph.cut import cut
-from fragflow.graph.traced import traced
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import POLICIES, Deployment
 from fragflow.run import Experiment, run
 from graph.telling import Telling, files_named_in, refusal

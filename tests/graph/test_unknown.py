@@ -21,9 +21,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 import fragflow as ff
 from fragflow._jax import CALLS
 from fragflow.graph.extent import environments_axis
-from fragflow.graph.kinds import EXACT, UNIFORM, Kind, Tag, partial, varying
-from fragflow.graph.replicas import Context
-from fragflow.graph.rule_table import TABLE
+from fragflow.graph.replicas.interpret import Context
+from fragflow.graph.replicas.kinds import EXACT, UNIFORM, Kind, Tag, partial, varying
+from fragflow.graph.replicas.rules.table import TABLE
 from graph.families import doubled
 from graph.telling import lines_of, named_in, refusal
 from hunt.primitives import NOT_DRAWN

@@ -25,8 +25,8 @@ import pytest
 
 from fragflow.errors import FragflowError, ReplicaError
 from fragflow.graph.cut import cut
-from fragflow.graph.probe import probe
-from fragflow.graph.traced import Traced, traced
+from fragflow.graph.probe.probe import probe
+from fragflow.graph.tracing.trace import Traced, traced
 from fragflow.policies import POLICIES, Deployment
 from graph.strangers import WRONG as STRANGERS
 from graph.telling import Telling
@@ -89,7 +89,7 @@ class Caught:
 def unchecked() -> Iterator[None]:
     """The static check accepts everything."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fragflow.graph.holdings.check_replicas", lambda *_: None)
+        patch.setattr("fragflow.graph.check.check_replicas", lambda *_: None)
         yield
 
 

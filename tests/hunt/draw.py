@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fragflow.graph.kinds import UNIFORM, ZERO, Kind, partial, varying
+from fragflow.graph.replicas.kinds import UNIFORM, ZERO, Kind, partial, varying
 from hunt.program import Program, Ref, Size, Step, aval, renumbered, step_refs, step_results
 from hunt.relations import KEY, Operand, Sizes
 

@@ -13,8 +13,8 @@ import numpy as np
 from fragflow._jax import Eqn
 from fragflow.errors import FragflowError
 from fragflow.graph.extent import environments_axis
-from fragflow.graph.kinds import Kind, Tag, mixed
-from fragflow.graph.replicas import Context, analyse
+from fragflow.graph.replicas.interpret import Context, analyse
+from fragflow.graph.replicas.kinds import Kind, Tag, mixed
 from hunt.lockstep import Lockstep
 from hunt.program import Program, equations_in, float_bytes, narrowest_float
 from hunt.relations import broken, describe, holding, is_testable, size_of, tolerance_of, values

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fragflow.graph import replicas
-from fragflow.graph.kinds import Kind, Tag
-from fragflow.graph.pair import Pair
-from fragflow.graph.rule_table import _TABLE as TABLE
+from fragflow.graph.replicas import interpret
+from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.kinds import Kind, Tag
+from fragflow.graph.replicas.rules.table import _TABLE as TABLE
 
 Test = Callable[[Kind], bool]
 
@@ -89,4 +89,4 @@ def unrestricted(primitive: str, what: str) -> Iterator[None]:
 
 def _forget() -> None:
     """What was found of jaxprs with other rules: those of library functions are met again."""
-    replicas._known.clear()
+    interpret._known.clear()

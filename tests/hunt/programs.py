@@ -30,8 +30,8 @@ import fragflow as ff
 from fragflow.errors import FragflowError
 from fragflow.graph.cut import cut
 from fragflow.graph.extent import Extent
-from fragflow.graph.kinds import UNIFORM, partial, varying
-from fragflow.graph.traced import Traced, traced
+from fragflow.graph.replicas.kinds import UNIFORM, partial, varying
+from fragflow.graph.tracing.trace import Traced, traced
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift
 from hunt.catalogue import chances, functions

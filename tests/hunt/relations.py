@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.graph.kinds import Kind, Tag
+from fragflow.graph.replicas.kinds import Kind, Tag
 
 KEY = "key"
 TOLERANCES = {8: 1e-9, 4: 1e-4, 2: 0.1, 1: 0.5}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import jax
 
-from fragflow.graph.kinds import UNIFORM, Kind, Tag
+from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
 from hunt.draw import dtype_name
 from hunt.judge import Verdict
 from hunt.program import Program, Ref, Size, Step, renumbered, step_refs

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fragflow.graph.kinds import UNIFORM, partial, varying
+from fragflow.graph.replicas.kinds import UNIFORM, partial, varying
 from hunt.equations import command, drawn, hunt, replay, report
 from hunt.judge import double_precision, judge
 from hunt.lockstep import Lockstep

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AGAIN = ("--no-deps", "--force-reinstall")
 HERE = (*AGAIN, "--no-build-isolation")
-LIBRARY = "src/fragflow/ops/native/kernels.so"
+LIBRARY = "src/fragflow/ops/kernels/kernels.so"
 TINY = (
     *("train", "ppo", "--env", "gymnasium:CartPole-v1", "--num-envs", "4", "--eval-episodes", "0"),
     *("--rollout-length", "16", "--total-steps", "64"),
@@ -56,7 +56,7 @@ def read_only(checkout: Path) -> Iterator[Path]:
 
 def absent(fresh: Fresh) -> str:
     """Why there are no kernels, or "None"."""
-    return fresh.python("from fragflow.ops import native; print(native.absent())")
+    return fresh.python("from fragflow.ops.kernels import native; print(native.absent())")
 
 
 def no_compiler(there: Path) -> Mapping[str, str]:
@@ -114,7 +114,7 @@ def test_from_an_sdist_in_isolation(fresh: Fresh, checkout: Path, tmp_path: Path
     (sdist,) = tmp_path.glob("fragflow-*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"README.md", "hatch_build.py", "src/fragflow/ops/native/kernels.cc"} <= names
+    assert {"README.md", "hatch_build.py", "src/fragflow/ops/kernels/kernels.cc"} <= names
     assert not {name for name in names if name.startswith("benchmarks/") or name.endswith(".so")}
     fresh.install(*AGAIN, sdist)
     assert absent(fresh) == "None"

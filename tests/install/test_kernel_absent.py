@@ -13,10 +13,10 @@ from types import ModuleType
 import jaxlib
 import pytest
 
-from fragflow.ops import native
+from fragflow.ops.kernels import native
 from install.fresh import ROOT, run
 
-SOURCE = ROOT / "src/fragflow/ops/native/kernels.cc"
+SOURCE = ROOT / "src/fragflow/ops/kernels/kernels.cc"
 HEADERS = Path(jaxlib.__file__).parent / "include"
 pytestmark = pytest.mark.timeout(600)
 VERSION = re.compile(r"(#define XLA_FFI_API_MINOR) (\d+)")
@@ -33,7 +33,7 @@ def builder() -> ModuleType:
     return module
 
 
-COMMAND = "from fragflow.tools.cli import main; sys.exit(main(sys.argv[2:]))"
+COMMAND = "from fragflow.tools.cli.main import main; sys.exit(main(sys.argv[2:]))"
 JAX_AFTERWARDS = "print(native.absent()); import jax.numpy as jnp; print(jnp.ones(2).sum())"
 
 
@@ -42,7 +42,7 @@ def fragflow(
 ) -> subprocess.CompletedProcess[str]:
     """What `fragflow` says in an installation whose kernels are in `library`."""
     code = (
-        "import sys, pathlib; from fragflow.ops import native; "
+        "import sys, pathlib; from fragflow.ops.kernels import native; "
         f"native.LIBRARY = pathlib.Path(sys.argv[1]); {then}"
     )
     variables = {

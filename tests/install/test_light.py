@@ -44,7 +44,7 @@ def test_it_trains(fresh: Fresh, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "code"),
     {
-        "flax": "import fragflow.ops.nnx_network",
+        "flax": "import fragflow.ops.networks.nnx",
         "draw": "from fragflow.tools import record, names; from pathlib import Path; "
         "record.check_drawable(names.find_environment('Tag', {}), Path('a.gif'))",
     }.items(),

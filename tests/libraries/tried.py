@@ -28,7 +28,7 @@ from fragflow.api.environment import num_agents_of
 from fragflow.errors import FragflowError
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, Silent, Start, run
-from fragflow.tools.names import find_environment
+from fragflow.tools.inputs.resolve import find_environment
 
 POLICIES = ("single-learner-coarse", "multi-learner", "central")
 WORKERS = (1, 2, 4)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fragflow.remote.cluster import Cluster, Need
-from fragflow.remote.ray_access import read_token_again
+from fragflow.remote.launch.cluster import Cluster, Need
+from fragflow.remote.launch.ray_connect import read_token_again
 
 WARNINGS = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own

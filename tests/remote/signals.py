@@ -21,7 +21,7 @@ def children(part: str = "") -> list[int]:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        is_ours = b"fragflow.remote.process" in words and parent == os.getpid()
+        is_ours = b"fragflow.remote.worker.main" in words and parent == os.getpid()
         if is_ours and part.encode() in words:
             found.append(int(entry.name))
     return found

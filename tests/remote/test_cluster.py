@@ -13,11 +13,18 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError
 from fragflow.policies import Deployment, named_policy
-from fragflow.remote.cluster import Cluster, Need, check_needs, find_cluster, need_of, read_cluster
-from fragflow.remote.fleet import Fleet
-from fragflow.remote.janitor import employ
-from fragflow.remote.launcher import Demand, Launcher, label_of
-from fragflow.remote.placement import Placement
+from fragflow.remote.coordinator.processes import Fleet
+from fragflow.remote.launch.cleanup import employ
+from fragflow.remote.launch.cluster import (
+    Cluster,
+    Need,
+    check_needs,
+    find_cluster,
+    need_of,
+    read_cluster,
+)
+from fragflow.remote.launch.launcher import Demand, Launcher, label_of
+from fragflow.remote.launch.placement import Placement
 from fragflow.run import Experiment, graph
 
 GOOD = """
@@ -158,7 +165,7 @@ def test_a_directory_goes_with_its_last_user(tmp_path: Path) -> None:
     directory.mkdir()
     program = (
         "import sys, time; from pathlib import Path; "
-        "from fragflow.remote.janitor import employ; "
+        "from fragflow.remote.launch.cleanup import employ; "
         "employ(Path(sys.argv[1])); print('here', flush=True); time.sleep(60)"
     )
     users = [

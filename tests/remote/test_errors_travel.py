@@ -48,7 +48,7 @@ def fragflow(words: list[str], folder: Path, **variables: str) -> tuple[int, str
     foreign = ("RAY_", "JAX_", "NPROC", "FRAGFLOW_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     done = subprocess.run(
-        [sys.executable, "-m", "fragflow.tools.cli", *words],
+        [sys.executable, "-m", "fragflow.tools.cli.main", *words],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -100,9 +100,9 @@ def check_fault(broken: str, runtime: str, folder: Path) -> None:
 
 
 BROKEN = {
-    "compiler": "fragflow.remote.shipped:compile_shipped",
-    "driver": "fragflow.runtime.crew:Crew.run",
-    "line": "fragflow.remote.wire:Line.beat",
+    "compiler": "fragflow.remote.protocol.exported:compile_shipped",
+    "driver": "fragflow.runtime.drivers.driver:Crew.run",
+    "line": "fragflow.remote.protocol.control:Line.beat",
 }
 """what only workers call"""
 

@@ -15,9 +15,9 @@ from fragflow.environments import make_environment
 from fragflow.errors import PolicyError, TraceError
 from fragflow.policies.named import POLICIES
 from fragflow.policies.policy import Deployment
-from fragflow.remote.cluster import Cluster
+from fragflow.remote.launch.cluster import Cluster
 from fragflow.run import Experiment, Outcome, run
-from fragflow.runtime.devices import needed_devices
+from fragflow.runtime.programs.devices import needed_devices
 from remote.ray_nodes import WARNINGS, Nodes
 
 pytestmark = WARNINGS

@@ -10,9 +10,9 @@ import pytest
 
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import RunError
-from fragflow.remote import contact
-from fragflow.remote.doors import Network
-from fragflow.remote.groups import free_endpoint
+from fragflow.remote.protocol import process_client
+from fragflow.remote.protocol.groups import free_endpoint
+from fragflow.remote.transport.endpoint import Network
 from fragflow.run import Silent
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
@@ -77,7 +77,7 @@ def test_the_first_cause_is_named_when_a_member_is_lost(lost: str) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_member_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
+    monkeypatch.setattr(process_client, "SILENCE_SECONDS", 6.0)
     observer = Signalling("/learner_1.", signal.SIGSTOP)
     with pytest.raises(RunError, match="learner_1 has given no sign of life for 6 seconds"):
         train(Toy(), "multi-learner", iterations=100_000, observer=observer)

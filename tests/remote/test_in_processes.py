@@ -20,7 +20,8 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, EnvironmentFault, RunError
 from fragflow.policies import named_policy
-from fragflow.remote import contact, recipes, recovery, versions
+from fragflow.remote.coordinator import recovery
+from fragflow.remote.protocol import process_client, recipes, versions
 from fragflow.run import Experiment, Silent, run
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
@@ -31,7 +32,7 @@ from runtime.test_host import HostDrift
 DISPATCH = """
 import zmq
 from fragflow._jax_process import setting
-from fragflow.remote.process import serve
+from fragflow.remote.worker.main import serve
 
 class Deaf:
     def say(self, *_):
@@ -131,7 +132,7 @@ def test_lag() -> None:
 )
 def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    call = contact.RemoteProcess.call
+    call = process_client.RemoteProcess.call
 
     def watched(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
         found = call(self, word, content, on_mark)
@@ -140,7 +141,7 @@ def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.M
             sent.extend(sum(a.nbytes for a in p if a is not None) for p in payloads)
         return found
 
-    monkeypatch.setattr(contact.RemoteProcess, "call", watched)
+    monkeypatch.setattr(process_client.RemoteProcess, "call", watched)
     outcome = train(algorithm, policy, sync="async=4", iterations=8)
     assert (outcome.messages, outcome.bytes_moved) == (len(sent), sum(sent))
     assert len(outcome.rows) == 8
@@ -186,7 +187,7 @@ def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
 @pytest.mark.slow
 def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has marked its last iteration; its replacement begins earlier, and is sent all again."""
-    call = contact.RemoteProcess.call
+    call = process_client.RemoteProcess.call
     killed: list[str] = []
 
     def die_first(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
@@ -200,20 +201,20 @@ def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.Monk
                     (process,) = children(f"{self.name}.0.")
                     time.sleep(1.0)  # the others are done by now
                     os.kill(process, signal.SIGKILL)
-                    raise contact.WorkerLost("it is gone")
+                    raise process_client.WorkerLost("it is gone")
 
             return call(self, word, content, mark_and_die)
         return call(self, word, content, on_mark)
 
     undisturbed = in_threads(Toy(), iterations=40)
-    monkeypatch.setattr(contact.RemoteProcess, "call", die_first)
+    monkeypatch.setattr(process_client.RemoteProcess, "call", die_first)
     disturbed = train(Toy(), iterations=40, stall_timeout_seconds=20.0)
     assert killed
     assert_same(undisturbed, disturbed)
 
 
 def test_a_stopped_worker_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
+    monkeypatch.setattr(process_client, "SILENCE_SECONDS", 6.0)
     undisturbed = in_threads(Toy(), iterations=600)
     disturbed = train(Toy(), iterations=600, observer=Signalling("_1.", signal.SIGSTOP))
     assert_same(undisturbed, disturbed)
@@ -251,7 +252,7 @@ def test_a_lost_learner_ends_the_run_with_its_name() -> None:
 
 
 def test_a_stopped_learner_is_named_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
+    monkeypatch.setattr(process_client, "SILENCE_SECONDS", 6.0)
     with pytest.raises(RunError, match="learner has given no sign of life for 6 seconds"):
         train(Toy(), iterations=100_000, observer=Signalling("/learner", signal.SIGSTOP))
 
@@ -342,7 +343,7 @@ def test_a_signal_to_all_is_the_coordinator_s(
     tmp_path: Path, number: signal.Signals, exit_code: int
 ) -> None:
     """As from Ctrl-C and `timeout`, while workers start and cannot ignore it yet."""
-    program = "import sys; from fragflow.tools.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from fragflow.tools.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["-c", program, "train", "ppo", "--env", "CartPole-v1", "--policy", COARSE]
     words += ["--workers", "2", "--runtime", "processes", "--total-steps", "100000000"]
     words += ["--eval-episodes", "0", "--run-dir", str(tmp_path / "run"), "--quiet", "--no-probe"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fragflow.ops import native
+from fragflow.ops.kernels import native
 from remote.training import COARSE
 
 pytestmark = pytest.mark.skipif(native.absent() is not None, reason=f"cpp: {native.absent()}")
@@ -29,7 +29,7 @@ def test_what_xla_dumps_has_the_call(runtime: str, tmp_path: Path) -> None:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "JAX_", "NPROC"))}
     dumped = tmp_path / "dump"
     done = subprocess.run(
-        [sys.executable, "-m", "fragflow.tools.cli", *words],
+        [sys.executable, "-m", "fragflow.tools.cli.main", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fragflow.algorithms.a3c import A3C
-from fragflow.remote import contact
-from fragflow.remote.crews import RemoteCrew
-from fragflow.runtime.sent import Sent
+from fragflow.remote.coordinator.drivers import RemoteCrew
+from fragflow.remote.protocol import process_client
+from fragflow.runtime.drivers.traffic import Sent
 from graph.toy import Toy
 from remote.signals import KillingAll, Signalling
 from remote.training import assert_same, in_threads, train
@@ -40,8 +40,8 @@ def test_time_in_which_nobody_listens_is_no_silence(monkeypatch: pytest.MonkeyPa
     line: Any = SimpleNamespace(hear=lambda _: words.pop(0), is_silent=bool, say=lambda *_: None)
     handle: Any = SimpleNamespace(how_it_ended=lambda: None, last_words=str)
     clock = iter(range(0, 10_000, 100))
-    monkeypatch.setattr(contact, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    assert contact.RemoteProcess("learner", line, handle).call("run") == 5
+    monkeypatch.setattr(process_client, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert process_client.RemoteProcess("learner", line, handle).call("run") == 5
 
 
 def test_an_asynchronous_worker_lost_when_all_is_done_takes_nothing_with_it() -> None:

@@ -17,18 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.extra import numpy as arrays
 
 from fragflow.errors import RunError
-from fragflow.graph.kinds import Kind, Tag
-from fragflow.remote import lanes, unix
-from fragflow.remote.codec import Codec
-from fragflow.remote.doors import Network, NetworkOutlet, bind_tcp, open_door
-from fragflow.remote.frames import DTYPES, array_from, pack, raw, types_of, unpack
-from fragflow.remote.lanes import LaneInfo, Post
-from fragflow.remote.slab import SLOTS, Slab
-from fragflow.remote.unix import Inbox, Outlet
-from fragflow.remote.wire import Line
-from fragflow.runtime.channels import Closed
-from fragflow.runtime.schedule import Run
-from fragflow.runtime.sent import Sent
+from fragflow.graph.replicas.kinds import Kind, Tag
+from fragflow.remote.protocol.codec import Codec
+from fragflow.remote.protocol.control import Line
+from fragflow.remote.transport import mailbox, unix_socket
+from fragflow.remote.transport.endpoint import Network, NetworkOutlet, bind_tcp, open_door
+from fragflow.remote.transport.frames import DTYPES, array_from, pack, raw, types_of, unpack
+from fragflow.remote.transport.mailbox import LaneInfo, Post
+from fragflow.remote.transport.shared_memory import SLOTS, Slab
+from fragflow.remote.transport.unix_socket import Inbox, Outlet
+from fragflow.runtime.drivers.channels import Closed
+from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.planning.instructions import Run
 
 SMALL = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 ARRAYS = st.sampled_from(DTYPES).flatmap(
@@ -141,7 +141,7 @@ def posts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 def test_messages_arrive_in_order_whatever_is_waited_for(posts: list[Post]) -> None:
     here, there = posts
-    large = np.arange(lanes.LARGE_BYTES, dtype=np.float32)
+    large = np.arange(mailbox.LARGE_BYTES, dtype=np.float32)
 
     def send() -> None:
         for k in range(3):
@@ -277,7 +277,7 @@ def test_addresses_may_be_longer(tmp_path: Path) -> None:
 
 
 FRAMES = st.lists(
-    st.one_of(st.binary(max_size=40), st.integers(0, 3 * unix.ROOM).map(bytes)), max_size=6
+    st.one_of(st.binary(max_size=40), st.integers(0, 3 * unix_socket.ROOM).map(bytes)), max_size=6
 )
 
 
@@ -332,7 +332,7 @@ def test_who_has_gone_takes_nothing(tmp_path: Path) -> None:
 def test_a_receiver_may_move_before_its_sender_has_begun(tmp_path: Path) -> None:
     opened = {label: open_door(tmp_path, label) for label in ("a", "b.0", "b.1")}
     addresses = {"a": opened["a"][1], "b": opened["b.0"][1]}
-    moves: lanes.Moves = queue.SimpleQueue()
+    moves: mailbox.Moves = queue.SimpleQueue()
     moves.put(("b", opened["b.1"][1], {0: 0}))
     here = Post("a", opened["a"][0], addresses, [_info(0)], 2.0, expendable="b", moves=moves)
     there = Post("b", opened["b.1"][0], addresses, [_info(0)], 2.0)

@@ -19,8 +19,9 @@ from fragflow.algorithms.a3c import A3C
 from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import ConfigError
-from fragflow.remote import contact, recovery
-from fragflow.remote.cluster import Cluster, Need
+from fragflow.remote.coordinator import recovery
+from fragflow.remote.launch.cluster import Cluster, Need
+from fragflow.remote.protocol import process_client
 from fragflow.run import Silent
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
@@ -183,7 +184,7 @@ def test_a_worker_that_is_killed_twice_is_replaced(
 
 @pytest.mark.slow
 def test_a_stopped_worker_is_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "SILENCE_SECONDS", 6.0)
+    monkeypatch.setattr(process_client, "SILENCE_SECONDS", 6.0)
     stop = After(10, lambda: os.kill(workers("environment_actor_0")[0], signal.SIGSTOP))
     disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=stop)
     assert_same(in_threads(Toy(), iterations=600), disturbed)
@@ -294,7 +295,7 @@ def fragflow(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         common += ["--runtime", "ray"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "JAX_", "NPROC"))}
     return subprocess.run(
-        [sys.executable, "-m", "fragflow.tools.cli", *common, *words],
+        [sys.executable, "-m", "fragflow.tools.cli.main", *common, *words],
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -16,8 +16,8 @@ import fragflow as ff
 from fragflow.errors import PolicyError, RunError
 from fragflow.policies import Asynchronous, named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, run
-from fragflow.runtime.ledger import Ledger
-from fragflow.runtime.office import Letter, Office
+from fragflow.runtime.asynchrony.ledger import Ledger
+from fragflow.runtime.asynchrony.server_queue import Letter, Office
 from graph.toy import Drift, OneUpdate, State, Toy
 from runtime.test_host import HostDrift
 from runtime.test_lag import StopAfter

@@ -9,9 +9,9 @@ import pytest
 
 from fragflow.errors import ConfigError
 from fragflow.policies import Deployment, named_policy
-from fragflow.runtime import assembly, devices
-from fragflow.tools.cli import main
-from fragflow.tools.progress import fragments_text
+from fragflow.runtime.programs import assembly, devices
+from fragflow.tools.cli.main import main
+from fragflow.tools.experiment.progress import fragments_text
 from graph.toy import OneUpdate, Toy
 from remote.training import COARSE, train
 

@@ -12,8 +12,8 @@ import pytest
 import fragflow as ff
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
-from fragflow.runtime import bits, equality
-from fragflow.runtime.devices import processor_of
+from fragflow.runtime.programs.devices import processor_of
+from fragflow.runtime.promises import bits, equality
 from graph.toy import Drift
 from graph.wrong import Small
 from runtime.test_host import HostDrift

@@ -112,7 +112,7 @@ def test_the_same_to_rounding_with_replicated_learners(workers):
 
 
 def test_the_same_without_optimisations_and_uncompiled():
-    from fragflow.graph.split import Options
+    from fragflow.graph.passes.split import Options
 
     plain = train(
         "single-learner-fine", 2, options=Options(hoist=False, sink=False, coalesce=False)

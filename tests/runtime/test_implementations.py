@@ -19,14 +19,20 @@ from fragflow.api.kernel import KERNELS, kernel
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, TraceError
 from fragflow.graph.cut import cut
-from fragflow.graph.traced import traced
-from fragflow.ops import native
+from fragflow.graph.tracing.trace import traced
+from fragflow.ops.kernels import native
 from fragflow.policies import Deployment
 from fragflow.policies.named import named_policy
 from fragflow.run import Experiment, Outcome, run
-from fragflow.runtime.computed import read_off
-from fragflow.runtime.implementations import Way, as_compiled, in_words, kernel_programs, pick
-from fragflow.runtime.plan import make_plan
+from fragflow.runtime.planning.plan import make_plan
+from fragflow.runtime.programs.implementations import (
+    Way,
+    as_compiled,
+    in_words,
+    kernel_programs,
+    pick,
+)
+from fragflow.runtime.programs.kernel_marks import read_off
 from graph.toy import Drift
 from graph.wrong import Small
 
@@ -260,7 +266,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(text)
         return read_off(lowered, text, expected)
 
-    monkeypatch.setattr("fragflow.runtime.compiled.read_off", keep)
+    monkeypatch.setattr("fragflow.runtime.programs.compile.read_off", keep)
     return found
 
 
@@ -279,7 +285,7 @@ def test_a_run_that_names_it_calls_it(algorithm: Any, texts: list[str]) -> None:
 @needs_cpp
 def test_one_that_is_not_in_the_program_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the reason: here nothing is replaced."""
-    monkeypatch.setattr("fragflow.runtime.evaluate.with_kernels", lambda eqn, other: eqn)
+    monkeypatch.setattr("fragflow.runtime.programs.evaluate.with_kernels", lambda eqn, other: eqn)
     outcome = trained.__wrapped__("CartPole-v1", "gpu-only")
     assert outcome.start.implementations == {
         "discounted_sums": "xla (cpp is not in the compiled program)"

@@ -7,11 +7,11 @@ from fragflow import ops
 from fragflow.algorithms.dqn import DQN
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
-from fragflow.graph.traced import traced
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, run
-from fragflow.runtime import in_place
-from fragflow.runtime.plan import make_plan
+from fragflow.runtime.planning import plan as plans
+from fragflow.runtime.planning.plan import make_plan
 
 SHORT = DQN(rollout_length=4, updates=2, batch_size=16, buffer_size=64, learning_starts=32)
 POLICIES = [("gpu-only", 1), ("gpu-only", 2), ("single-learner-coarse", 2), ("central", 2)]
@@ -24,7 +24,7 @@ OFTEN = [("single-learner-coarse", 2)]
 )
 def test_writing_into_state_changes_no_bit(policy, workers, monkeypatch):
     def train(threshold: int) -> str:
-        monkeypatch.setattr(in_place, "LARGE_BYTES", threshold)
+        monkeypatch.setattr(plans, "LARGE_BYTES", threshold)
         experiment = Experiment(
             algorithm=SHORT,
             environment=make_environment("CartPole-v1"),
@@ -45,12 +45,12 @@ def test_the_buffer_is_written_into_by_who_has_it(policy, workers):
 
 
 def test_what_is_sent_is_not_written_into(monkeypatch):
-    monkeypatch.setattr(in_place, "LARGE_BYTES", 1)
+    monkeypatch.setattr(plans, "LARGE_BYTES", 1)
     source = traced(SHORT, make_environment("CartPole-v1"), 16)
     fdg = cut(source, named_policy("single-learner-coarse"), Deployment(workers=2))
     sent = {parcel.value for transfer in fdg.transfers for parcel in transfer.parcels}
     plan = make_plan(fdg)
     for name in plan.parts:
-        written = in_place.large_state(fdg, fdg.fragments[name])
+        written = plans.large_state(fdg, fdg.fragments[name])
         assert not sent & (set(written) | set(written.values()))
     assert plan.parts["learner"].in_place

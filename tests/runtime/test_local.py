@@ -13,8 +13,8 @@ import pytest
 from fragflow.errors import ConfigError, NonFiniteError, RunError
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, Outcome, Silent, iterations_for, run
-from fragflow.runtime import devices
-from fragflow.runtime.channels import Channels, Closed
+from fragflow.runtime.drivers.channels import Channels, Closed
+from fragflow.runtime.programs import devices
 from graph.toy import Drift, State, Toy
 
 

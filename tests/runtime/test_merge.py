@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragflow.graph.ir import Transfer
-from fragflow.runtime.merge import Block, Order, SharedLoop, Step, merged
-from fragflow.runtime.schedule import Code, Enter, Get, Put, Repeat, Run
+from fragflow.runtime.drivers.interleave import Block, Order, SharedLoop, Step, merged
+from fragflow.runtime.planning.instructions import Code, Enter, Get, Put, Repeat, Run
 
 FRAGMENTS = ("a", "b", "c")
 

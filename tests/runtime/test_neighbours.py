@@ -15,15 +15,15 @@ from jax.custom_batching import custom_vmap, sequential_vmap
 import fragflow as ff
 from fragflow.environments import make_environment
 from fragflow.errors import ReplicaError
-from fragflow.graph import neighbours
 from fragflow.graph.cut import cut
-from fragflow.graph.fingerprint import of_programs
-from fragflow.graph.probe import Verdict
-from fragflow.graph.traced import traced
+from fragflow.graph.probe import neighbours
+from fragflow.graph.probe.fingerprint import of_programs
+from fragflow.graph.probe.probe import Verdict
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, run
-from fragflow.runtime import promise
 from fragflow.runtime.observer import Silent
+from fragflow.runtime.promises import probing
 from graph.toy import Drift
 from graph.wrong import Small
 
@@ -183,7 +183,7 @@ def probed(environment: Any, policy: str = "gpu-only") -> str:
     """What a run says of its probe, without the run."""
     source = traced(Small(), environment, 8)
     fdg = cut(source, named_policy(policy), Deployment(workers=2))
-    said = promise.tried(
+    said = probing.tried(
         lambda: (fdg, source), [], Silent(), is_deterministic=False, is_wanted=True
     )
     return said.text
@@ -192,7 +192,7 @@ def probed(environment: Any, policy: str = "gpu-only") -> str:
 @pytest.fixture
 def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = Verdict(states=9, leaves=3, worst=0.0)
-    monkeypatch.setattr(promise, "probe", lambda *_, **__: verdict)
+    monkeypatch.setattr(probing, "probe", lambda *_, **__: verdict)
 
 
 def _fails(*_: object) -> None:
@@ -201,7 +201,7 @@ def _fails(*_: object) -> None:
 
 @pytest.mark.usefixtures("nothing_else")
 def test_a_large_one_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fragflow.graph.probe.LARGE", 40)
+    monkeypatch.setattr("fragflow.graph.probe.probe.LARGE", 40)
     said = "; environments by a stand-in, and tried apart"
     assert probed(Looking(by_itself)).endswith(f" s{said}")
     monkeypatch.setattr(neighbours, "try_apart", _fails)

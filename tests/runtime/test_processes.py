@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import runtime.faulty
-from fragflow.environments import gymnasium, make_environment
-from fragflow.environments.processes import ProcessBatch
-from fragflow.environments.stepping import Failed
+from fragflow.environments import make_environment
+from fragflow.environments.libraries import gymnasium
+from fragflow.environments.on_host.processes import ProcessBatch
+from fragflow.environments.on_host.stepping import Failed
 from fragflow.errors import EnvironmentFault
 
 NAME = "runtime.faulty:Faulty-v0"

@@ -12,12 +12,12 @@ import pytest
 
 import fragflow as ff
 from fragflow.errors import ReplicaError
-from fragflow.graph.probe import probe
+from fragflow.graph.probe.probe import probe
 from fragflow.policies import Deployment, named_policy
 from fragflow.policies.synchronisation import Asynchronous
 from fragflow.run import Experiment, Outcome, _in_lockstep, _source, run
-from fragflow.runtime import bits, promise, remembered
-from fragflow.tools.cli import main
+from fragflow.runtime.promises import bits, probing, remembered
+from fragflow.tools.cli.main import main
 from graph.toy import Drift, OneUpdate
 from graph.wrong import WRONG, Small
 
@@ -90,7 +90,7 @@ def test_bits_are_compared_before_they_are_called_equal(monkeypatch: pytest.Monk
 
 
 def test_a_wrong_program_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fragflow.graph.holdings.check_replicas", lambda *_: None)
+    monkeypatch.setattr("fragflow.graph.check.check_replicas", lambda *_: None)
     wrong = experiment(Small(direction=WRONG["clipped too early"]))
     with pytest.raises(ReplicaError, match=r"params is .* with replicas.*wrong\.py"):
         run(wrong, named_policy("gpu-only"), workers=2)
@@ -101,7 +101,7 @@ def test_what_cannot_be_tried_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object, **__: object) -> None:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr(promise, "probe", fails)
+    monkeypatch.setattr(probing, "probe", fails)
     start = trained().start
     assert start.probe == "could not be tried (ValueError: no such thing)"
     assert "could not be tried" in start.equality
@@ -124,23 +124,23 @@ def test_what_others_can_write_is_not_believed(memory: Path) -> None:
 
 def test_facts_that_are_none_are_tried_again() -> None:
     good = {"states": 4, "leaves": 3, "worst": 1e-16}
-    assert promise._verdict(good) is not None
+    assert probing._verdict(good) is not None
     for name, value in (("states", "4"), ("worst", 1.0), ("worst", None), ("leaves", None)):
-        assert promise._verdict(good | {name: value}) is None
+        assert probing._verdict(good | {name: value}) is None
 
 
 def test_other_versions_and_other_ways_to_try_are_other_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fdg, _ = _in_lockstep_of("gpu-only")
-    key = promise.key_of(fdg, "probe")
-    assert key == promise.key_of(fdg, "probe")
-    assert key != promise.key_of(fdg, "bits")
-    monkeypatch.setattr(promise, "_versions", lambda: ["jax 99"])
-    assert key != promise.key_of(fdg, "probe")
+    key = probing.key_of(fdg, "probe")
+    assert key == probing.key_of(fdg, "probe")
+    assert key != probing.key_of(fdg, "bits")
+    monkeypatch.setattr(probing, "_versions", lambda: ["jax 99"])
+    assert key != probing.key_of(fdg, "probe")
     monkeypatch.undo()
-    monkeypatch.setattr(promise, "_how", lambda: "otherwise")
-    assert key != promise.key_of(fdg, "probe")
+    monkeypatch.setattr(probing, "_how", lambda: "otherwise")
+    assert key != probing.key_of(fdg, "probe")
 
 
 def _in_lockstep_of(name: str, sync: str = "lockstep"):

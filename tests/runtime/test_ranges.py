@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import fragflow as ff
-from fragflow.environments import gymnasium, make_environment
-from fragflow.environments.gymnasium_spaces import space_of
+from fragflow.environments import make_environment
+from fragflow.environments.libraries import gymnasium
+from fragflow.environments.on_host.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError, EnvironmentFault
-from fragflow.runtime.host import HostPlayer
-from fragflow.runtime.ranges import SLACK, Range
-from fragflow.tools.check import sample
+from fragflow.runtime.hosts.bounds import SLACK, Range
+from fragflow.runtime.hosts.pool import HostPlayer
+from fragflow.tools.checks.contract import sample
 
 INF = float("inf")
 COUNT = 4

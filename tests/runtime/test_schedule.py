@@ -4,24 +4,13 @@ import pytest
 
 from fragflow.errors import GraphError
 from fragflow.graph.cut import cut
-from fragflow.graph.interfaces import crossings
 from fragflow.graph.ir import Parcel, Transfer
-from fragflow.graph.traced import traced
+from fragflow.graph.passes.collectives import crossings
+from fragflow.graph.tracing.trace import traced
 from fragflow.policies import POLICIES, Deployment
-from fragflow.runtime.null import record
-from fragflow.runtime.plan import Part, Plan, make_plan
-from fragflow.runtime.schedule import (
-    Cursor,
-    Done,
-    Enter,
-    Get,
-    Put,
-    Repeat,
-    Run,
-    Schedule,
-    advance,
-    routes,
-)
+from fragflow.runtime.planning.instructions import Enter, Get, Put, Repeat, Run, routes
+from fragflow.runtime.planning.plan import Part, Plan, make_plan
+from fragflow.runtime.planning.simulate import Cursor, Done, Schedule, advance, record
 from graph.toy import Drift, Toy
 
 UP = Transfer(name="up", source="a", target="b", parcels=(Parcel(value="x", collective="gather"),))

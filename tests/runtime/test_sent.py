@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fragflow.graph import interfaces
+from fragflow.graph.passes import collectives
 from fragflow.run import Outcome
-from fragflow.runtime import roster
-from fragflow.runtime.channels import Channels, Lane, Payload
-from fragflow.runtime.office import Letter, Office
+from fragflow.runtime.asynchrony.server_queue import Letter, Office
+from fragflow.runtime.drivers import assignment
+from fragflow.runtime.drivers.channels import Channels, Lane, Payload
 from graph.toy import OneUpdate, Toy
 from remote.training import COARSE, train
 
@@ -70,7 +70,7 @@ def test_within_a_thread_it_is_the_same(
 ) -> None:
     together = in_threads(policy, workers=1)
     assert not seen
-    monkeypatch.setattr(roster, "teams", lambda fdg, _: [(name,) for name in fdg.fragments])
+    monkeypatch.setattr(assignment, "teams", lambda fdg, _: [(name,) for name in fdg.fragments])
     apart = in_threads(policy, workers=1)
     assert said(together) == said(apart) == (len(seen), sum(seen))
 
@@ -101,10 +101,10 @@ def test_one_asynchronous_worker_begins_without_an_answer() -> None:
 
 def test_a_plan_that_reckons_wrongly_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     right = said(in_threads())
-    reckoned = interfaces.transfers_in
-    monkeypatch.setattr(interfaces, "parcel_bytes", lambda *_: 1)
+    reckoned = collectives.transfers_in
+    monkeypatch.setattr(collectives, "parcel_bytes", lambda *_: 1)
     monkeypatch.setattr(
-        interfaces, "transfers_in", lambda loop: [(t, 7 * n) for t, n in reckoned(loop)]
+        collectives, "transfers_in", lambda loop: [(t, 7 * n) for t, n in reckoned(loop)]
     )
     assert said(in_threads()) == right
 

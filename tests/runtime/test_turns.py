@@ -22,8 +22,8 @@ from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph import show
 from fragflow.policies import Deployment, named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, graph, run
-from fragflow.runtime.plan import make_plan
-from fragflow.runtime.script import render
+from fragflow.runtime.drivers.codegen import render
+from fragflow.runtime.planning.plan import make_plan
 from graph.toy import State, Toy
 from runtime.test_host import HostDrift
 

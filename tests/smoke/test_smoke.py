@@ -49,7 +49,7 @@ def undivided(algorithm: str = "ppo", env: str = "CartPole-v1") -> ff.Result:
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     """A command of its own, as in a terminal."""
     return subprocess.run(
-        [sys.executable, "-m", "fragflow.tools.cli", *words], capture_output=True, text=True
+        [sys.executable, "-m", "fragflow.tools.cli.main", *words], capture_output=True, text=True
     )
 
 

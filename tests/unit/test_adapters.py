@@ -14,7 +14,7 @@ import fragflow as ff
 from fragflow import ops
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import library_of, make_environment
-from fragflow.environments.gymnasium_spaces import space_of
+from fragflow.environments.on_host.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, graph, run

@@ -13,10 +13,11 @@ from jax import lax
 
 import fragflow as ff
 from fragflow.algorithms.ppo import PPO
-from fragflow.environments import make_environment, pettingzoo
+from fragflow.environments import make_environment
 from fragflow.environments.agents import Agents, agents_of, same_space
-from fragflow.environments.jaxmarl import _silenced, _steps
-from fragflow.environments.stepping import Failed
+from fragflow.environments.libraries import pettingzoo
+from fragflow.environments.libraries.jaxmarl import _silenced, _steps
+from fragflow.environments.on_host.stepping import Failed
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, run

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fragflow.api as ff
-from fragflow.environments import environment_names, gymnax, library_of, make_environment
+from fragflow.environments import environment_names, library_of, make_environment
+from fragflow.environments.libraries import gymnax
 from fragflow.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # libraries of others warn of themselves

@@ -6,7 +6,7 @@ from flax import nnx
 
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
-from fragflow.ops.nnx_network import NnxActorCritic
+from fragflow.ops.networks.nnx import NnxActorCritic
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, run
 

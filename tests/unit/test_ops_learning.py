@@ -11,7 +11,7 @@ import pytest
 from fragflow import ops
 from fragflow.api import Box, Discrete
 from fragflow.errors import ConfigError
-from fragflow.ops.images import convolution_init, convolve
+from fragflow.ops.networks.images import convolution_init, convolve
 
 
 def test_minibatches_visit_every_step_once_per_epoch_in_a_new_order() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from fragflow.errors import PolicyError
 from fragflow.policies import ALIASES, POLICIES, Deployment, Place, Policy, named_policy, place
-from fragflow.runtime.devices import needed_devices
+from fragflow.runtime.programs.devices import needed_devices
 
 PPO = ("environment.step", "actor", "learner.value", "learner.gradient", "learner.update")
 

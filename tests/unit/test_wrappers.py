@@ -14,9 +14,9 @@ from gymnasium import wrappers as theirs
 import fragflow as ff
 from fragflow.api.host import HostStep
 from fragflow.environments import make_environment
-from fragflow.environments.wrappers import FrameStack, ScaleActions, wrap
+from fragflow.environments.wrapping.wrappers import FrameStack, ScaleActions, wrap
 from fragflow.errors import ConfigError
-from fragflow.ops.images import channel_axis, convolution_init, convolve
+from fragflow.ops.networks.images import channel_axis, convolution_init, convolve
 from unit.wrapping import Glide, OnHost, assert_same, play
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import fragflow as ff
 from fragflow.api import Space
 from fragflow.api.host import HostBatch, HostStep
-from fragflow.tools.check import JaxPlayer, sample
+from fragflow.tools.checks.contract import JaxPlayer, sample
 
 
 def play(

@@ -11,13 +11,13 @@ from fragflow.errors import ConfigError, FragflowError, unknown
 
 ADAPTERS: dict[str, str] = {
     "fragflow": "fragflow.environments.own",
-    "gymnax": "fragflow.environments.gymnax",
-    "gymnasium": "fragflow.environments.gymnasium",
-    "envpool": "fragflow.environments.envpool",
-    "brax": "fragflow.environments.brax",
-    "playground": "fragflow.environments.playground",
-    "jaxmarl": "fragflow.environments.jaxmarl",
-    "pettingzoo": "fragflow.environments.pettingzoo",
+    "gymnax": "fragflow.environments.libraries.gymnax",
+    "gymnasium": "fragflow.environments.libraries.gymnasium",
+    "envpool": "fragflow.environments.libraries.envpool",
+    "brax": "fragflow.environments.libraries.brax",
+    "playground": "fragflow.environments.libraries.playground",
+    "jaxmarl": "fragflow.environments.libraries.jaxmarl",
+    "pettingzoo": "fragflow.environments.libraries.pettingzoo",
 }
 """Where to find each library's adapter."""
 BARE = ("fragflow", "gymnax", "gymnasium")

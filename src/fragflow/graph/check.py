@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
 from fragflow.errors import GraphError, PolicyError, ReplicaError
-from fragflow.graph.dataflow import FREE, Dataflow, is_all_reduce
 from fragflow.graph.extent import Axis
-from fragflow.graph.guards import well_formed
 from fragflow.graph.ir import (
     FDG,
     Constant,
@@ -22,11 +20,14 @@ from fragflow.graph.ir import (
     Value,
     walk,
 )
-from fragflow.graph.kinds import COUNT, NEEDED, SIZED, SOMETIMES, Kind, Tag
-from fragflow.graph.pair import sized_dims
-from fragflow.graph.replica_rules import reduced
-from fragflow.graph.trace import Trace
-from fragflow.policies.policy import Placed, Policy
+from fragflow.graph.passes.dataflow import FREE, Dataflow, is_all_reduce
+from fragflow.graph.replicas.analysis import Holdings, Known
+from fragflow.graph.replicas.eqn_pair import sized_dims
+from fragflow.graph.replicas.guards import well_formed
+from fragflow.graph.replicas.kinds import COUNT, NEEDED, SIZED, SOMETIMES, Kind, Tag
+from fragflow.graph.replicas.rules.entries import reduced
+from fragflow.graph.tracing.trace import Trace
+from fragflow.policies.policy import Over, Placed, Policy, replicas_over
 
 
 def check_owners(flow: Dataflow, owners: Mapping[str, str], fragments: Sequence[str]) -> None:
@@ -110,6 +111,23 @@ class _Refused(ReplicaError):
 NEEDS_ALL = "depends on all environments at once and cannot be cut"
 _CONSEQUENCES = (SOMETIMES, SIZED, NEEDS_ALL, NEEDED)
 """what follows where rows that could not be followed went to a fragment that has all of them"""
+
+
+def check_fragments(
+    held: Holdings, parts: Mapping[str, Loop], by_environment: Mapping[Value, Kind]
+) -> Mapping[Over, Known]:
+    """What the fragments hold of each value: replicas must compute what the whole does."""
+    known: dict[Over, Known] = {"environments": {name: {} for name in parts}}
+    for over in held.axes.of_fragments:
+        axes = held.axes.by_fragment(over, held.placed)
+        count = replicas_over(over, held.placed)
+        known[over] = held.in_fragments(over, parts)
+        try:
+            check_replicas(held.program, parts, count, known[over], axes)
+        except ReplicaError as error:
+            uncut = by_environment if over == "environments" else {}
+            raise cause_of(error, held.program, uncut, count, axes) from None
+    return known
 
 
 def check_replicas(

@@ -4,21 +4,25 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fragflow._jax import contains_all_reduce
-from fragflow.graph.build import build
-from fragflow.graph.check import check_fdg, check_owners, refuse_host_in_one_program
-from fragflow.graph.colour import colour
-from fragflow.graph.dataflow import dataflow
+from fragflow.graph.analyses.out_of_order import with_turns
+from fragflow.graph.analyses.staleness import late_messages, server_of
+from fragflow.graph.check import (
+    check_fdg,
+    check_fragments,
+    check_owners,
+    refuse_host_in_one_program,
+)
 from fragflow.graph.extent import Extent
-from fragflow.graph.holdings import NO_AXES, Axes, axes_of, extent_of, holdings
-from fragflow.graph.interfaces import as_sends_and_receives, transfers_in, with_collectives
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
-from fragflow.graph.one_each import check_stands_for
-from fragflow.graph.optimise import coalesce, unhoist
-from fragflow.graph.split import Options, Split, insert_transfers, project, split
-from fragflow.graph.synchronise import late_messages, server_of
-from fragflow.graph.trace import components_in
-from fragflow.graph.traced import Traced
-from fragflow.graph.turns import with_turns
+from fragflow.graph.passes.collectives import as_sends_and_receives, transfers_in, with_collectives
+from fragflow.graph.passes.dataflow import dataflow
+from fragflow.graph.passes.optimise import coalesce, unhoist
+from fragflow.graph.passes.place_glue import colour
+from fragflow.graph.passes.split import Options, Split, insert_transfers, project, split
+from fragflow.graph.replicas.analysis import NO_AXES, Axes, axes_of, extent_of, holdings
+from fragflow.graph.replicas.one_environment_each import check_stands_for
+from fragflow.graph.tracing.build import build
+from fragflow.graph.tracing.trace import Traced, components_in
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
 from fragflow.policies.synchronisation import Asynchronous
 
@@ -72,7 +76,7 @@ def cut(
     loop = _with_transfers(program, decided, names, options)
 
     # The fragments, each checked to compute its part of the whole.
-    known = held.in_fragments(_parts(loop, names, decided, options), row_kinds)
+    known = check_fragments(held, _parts(loop, names, decided, options), row_kinds)
     unproven = _unproven(placed, axes)
     for axis in axes.all():
         if unproven and axis.is_stood_for:

@@ -1,14 +1,14 @@
-"""What a trajectory is worth: advantage estimates."""
+"""Returns and advantages: discounted sums, generalised advantage estimation, V-trace."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fragflow.api.kernel import kernel
-from fragflow.ops import native, pallas_kernels
+from fragflow.ops.kernels import native, pallas
 
 
 def gae(
@@ -58,4 +58,50 @@ def _are_floats(avals: Sequence[Any]) -> bool:
 discounted_sums.implementation("cpp", picked_on=["cpu"], absent=native.absent, fits=_are_floats)(
     native.discounted_sums
 )
-discounted_sums.implementation("pallas", fits=_are_floats)(pallas_kernels.discounted_sums)
+discounted_sums.implementation("pallas", fits=_are_floats)(pallas.discounted_sums)
+
+
+class VTrace(NamedTuple):
+    """Estimates for the policy that learns, `[T, N]`."""
+
+    target: jax.Array
+    """what the critic should have said"""
+    advantage: jax.Array
+    """by how much each action was better than the critic said; weighs its log-probability"""
+
+
+def vtrace(
+    *,
+    log_ratio: jax.Array,
+    reward: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    terminated: jax.Array,
+    done: jax.Array,
+    gamma: float,
+    trace_lambda: float = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+) -> VTrace:
+    """V-trace targets (Espeholt et al. 2018, eq. 1, by the recursion of remark 1) and advantages.
+
+    All arrays are `[T, N]`. `log_ratio` is the log-probability of the action under the policy that
+    learns minus that under the one that acted. `next_value` is the value of the true successor, so
+    estimates bootstrap through truncation, as in `ops.gae`. `trace_lambda` is that of remark 2.
+    """
+    ratio = jnp.exp(log_ratio)
+    rho = jnp.minimum(ratio, clip_rho)
+    successor = jnp.where(terminated, 0.0, next_value)
+    delta = rho * (reward + gamma * successor - value)
+    # A trace is cut at the episode's end, also where its value goes on.
+    trace = jnp.where(done, 0.0, gamma * trace_lambda * jnp.minimum(ratio, clip_c))
+    correction = discounted_sums(delta, trace)
+    # The target of the next step (section 4.2); where that is of another episode, or not in this
+    # trajectory, the value of the true successor. With lambda, as far as the trace goes: where both
+    # policies are the same, these are the advantages of `ops.gae`.
+    later = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
+    next_target = successor + jnp.where(done, 0.0, trace_lambda * later)
+    return VTrace(
+        target=value + correction,
+        advantage=rho * (reward + gamma * next_target - value),
+    )

@@ -1,11 +1,13 @@
-"""Agents in teams: one axis of agents, in the order of teams."""
+"""Agents in teams: one axis of agents, in the order of teams, and how they act."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fragflow.ops.distributions import Distribution
 
 
 def team_slices(teams: Sequence[int]) -> list[slice]:
@@ -82,3 +84,59 @@ def joint_observations(obs: jax.Array, members: slice = slice(None)) -> jax.Arra
 def agent_keys(keys: jax.Array, count: int) -> jax.Array:
     """A key for each of `count` agents from each environment's `[N]`: `[N, count]`."""
     return jax.vmap(lambda key: jax.random.split(key, count))(keys)
+
+
+class RememberingActor(Protocol):
+    """What is asked of a network; see `GRUActorCritic`."""
+
+    def observe(self, part: Any, memory: jax.Array, obs: jax.Array) -> jax.Array: ...
+
+    def policy(self, actor: Any, memory: jax.Array) -> Distribution: ...
+
+
+def act_in_teams(
+    network: RememberingActor,
+    actors: Sequence[Any],
+    teams: Sequence[int],
+    memory: jax.Array,
+    obs: jax.Array,
+    keys: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Memories, sampled actions and their log-probabilities of all agents, `[N, A, ...]`.
+
+    There is an actor for each team; `keys` are the environments', `[N]`.
+    """
+
+    def of_team(actor: Any, memory: jax.Array, obs: jax.Array, keys: jax.Array) -> Any:
+        memory = network.observe(actor, memory, obs)
+        distribution = network.policy(actor, memory)
+        action = distribution.sample(keys)
+        return memory, action, distribution.log_prob(action)
+
+    per_agent = agent_keys(keys, sum(teams))
+    return each_team(of_team, teams, 1, actors, memory, obs, per_agent)
+
+
+def act_as_members(
+    network: RememberingActor,
+    params: Any,
+    memory: jax.Array,
+    obs: jax.Array,
+    key: jax.Array,
+    explore: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Actions and memories of all agents of one environment, `[A, ...]`.
+
+    `params` has an `actor` for each team, and the `team` of each agent. Teams are known only when
+    this runs, so every actor acts for all agents. Without `explore`, actions are the likeliest.
+    """
+    keys = jax.random.split(key, obs.shape[0])
+
+    def as_team(actor: Any) -> tuple[jax.Array, jax.Array]:
+        updated = network.observe(actor, memory, obs)
+        distribution = network.policy(actor, updated)
+        return distribution.sample(keys) if explore else distribution.mode(), updated
+
+    each = [as_team(actor) for actor in params["actor"]]
+    actions, memories = (own_team(params["team"], list(x)) for x in zip(*each, strict=True))
+    return actions, memories

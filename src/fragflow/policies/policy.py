@@ -310,3 +310,8 @@ def _merge_pairs(places: tuple[Place, ...], deployment: Deployment) -> tuple[Pla
             both = replace(partner, name=f"{partner.name}+{spec.name}")
             merged[merged.index(partner)] = both
     return tuple(merged)
+
+
+def replicas_over(over: Over, placed: Sequence[Placed]) -> dict[str, int]:
+    """How many parts each fragment has of what some are replicated over."""
+    return {p.name: p.replicas if p.over == over else 1 for p in placed}

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.graph.trace import SOURCES, leaf_labels
-from fragflow.runtime.host import HostPool
-from fragflow.runtime.implementations import Picks
+from fragflow.graph.tracing.trace import SOURCES, leaf_labels
+from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.hosts.pool import HostPool
 from fragflow.runtime.observer import Devices
-from fragflow.runtime.sent import Sent
+from fragflow.runtime.programs.implementations import Picks
 
 Iteration = Callable[..., tuple[Any, Any]]
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from fragflow.graph.ir import Transfer
-from fragflow.runtime.local import GRACE_SECONDS, LocalRuntime
-from fragflow.runtime.parcels import fan, is_sent
-from fragflow.runtime.streams import Streams
-from fragflow.runtime.worker import Metrics, Worker
+from fragflow.runtime.drivers.threads import Streams
+from fragflow.runtime.drivers.worker import Metrics, Worker
+from fragflow.runtime.lockstep import GRACE_SECONDS, LocalRuntime
+from fragflow.runtime.planning.messages import fan, is_sent
 
 
 class LaggedRuntime(LocalRuntime):

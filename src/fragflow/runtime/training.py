@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from fragflow.errors import NonFiniteError
-from fragflow.runtime.implementations import Picks
+from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.observer import Devices, Observer, Row
-from fragflow.runtime.sent import Sent
+from fragflow.runtime.programs.implementations import Picks
 
 CHUNK_SECONDS = 0.25
 LARGEST_CHUNK = 256

@@ -1,0 +1,221 @@
+"""What holds of every rule, whatever it says: operands may be there, the result fits the shapes.
+
+Rules are written one primitive at a time, and each may be wrong. These checks are written once, and
+their default is to refuse.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, calls_back, closed_jaxpr
+from fragflow.api.rows import digest
+from fragflow.graph.replicas.constants import same_bits
+from fragflow.graph.replicas.eqn_pair import Pair, sized_dims
+from fragflow.graph.replicas.kinds import COUNT, EXACT, LOCAL, SIZED, STRUCTURE, Kind, Tag, mixed
+from fragflow.graph.replicas.rules.table import TABLE, Entry
+
+# Parameters that hold lengths, and so may differ: those of results, whose shapes are looked at
+# afterwards, and those along axes of the first operand.
+_OF_RESULTS = {
+    "broadcast_in_dim": "shape",
+    "iota": "shape",
+    "reshape": "new_sizes",
+    "random_bits": "shape",
+    "random_split": "shape",
+}
+_OF_OPERANDS: dict[str, tuple[str, ...]] = {
+    "slice": ("start_indices", "limit_indices"),
+    "dynamic_slice": ("slice_sizes",),
+    "gather": ("slice_sizes",),
+}
+# Programs inside that are read by themselves, where a primitive is opened.
+_PROGRAMS = frozenset(
+    ("jaxpr", "call_jaxpr", "body_jaxpr", "cond_jaxpr", "branches", "jaxprs", "length")
+)
+# Derivatives, which do not run; where values lie; and objects that stand for the environments.
+_IGNORED = """
+fwd_jaxpr_thunk bwd jvp_jaxpr_fun jvp_jaxpr_thunk out_trees debug_info sharding out_sharding
+in_shardings out_shardings in_layouts out_layouts ctx_mesh host ft_in ft_out linear unroll
+compiler_options_kvs keep_unused donated_invars
+"""
+_NOT_COMPARED = frozenset(_IGNORED.split())
+_NO_FUNCTIONS = ("rng_uniform", "empty")
+"""primitives whose results are a device's: drawn from a state of its own, or whatever memory holds,
+though JAX does not call that an effect"""
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def is_function(eqn: Eqn) -> bool:
+    """Whether results of `eqn` depend on its operands alone: nothing is called, stored or drawn."""
+    return not (eqn.effects or calls_back(eqn) or eqn.primitive.name in _NO_FUNCTIONS)
+
+
+def same_parameters(pair: Pair) -> bool:
+    """Whether an equation says the same in both traces, but for lengths that may differ."""
+    a, b = pair.a.params, pair.b.params
+    if a.keys() != b.keys():
+        return False
+    lengths = _OF_OPERANDS.get(pair.name, ())
+    entry = TABLE.get(pair.name)
+    opened = _PROGRAMS if entry is not None and entry.opened is not None else frozenset[str]()
+    for key in a.keys() - _NOT_COMPARED - opened - {_OF_RESULTS.get(pair.name)}:
+        if key in lengths:
+            sized = pair.input_sized(0)
+            if len(a[key]) != len(b[key]) or any(
+                x != y and i not in sized
+                for i, (x, y) in enumerate(zip(a[key], b[key], strict=True))
+            ):
+                return False
+        elif not _equal(a[key], b[key]):
+            return False
+    return True
+
+
+_NUMBERS = (np.ndarray, np.generic, jax.Array, float, complex)
+"""what is compared bit by bit: -0.0 equals 0.0, and is another number to some functions"""
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, Jaxpr | ClosedJaxpr) and isinstance(b, Jaxpr | ClosedJaxpr):
+        return digest(closed_jaxpr(a)) == digest(closed_jaxpr(b))
+    if isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
+        return type(a) is type(b) and same_bits(np.asarray(a), np.asarray(b))
+    if isinstance(a, tuple | list) and type(a) is type(b):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    try:
+        if bool(a == b):
+            return True
+    except Exception:  # what cannot be compared may still be written in the same way
+        pass
+    # An object that is known by its address alone may do anything: a closure, say.
+    return type(a) is type(b) and str(a) == str(b) and _ADDRESS.search(str(a)) is None
+
+
+def precondition(pair: Pair, kinds: Sequence[Kind], entry: Entry) -> Kind | None:
+    """Why these operands may not be here, if they may not."""
+    if not same_parameters(pair):
+        return mixed(STRUCTURE, pair.line)
+    for kind, variable in zip(kinds, pair.a.invars, strict=True):
+        dtype = variable.aval.dtype
+        if kind.tag is Tag.PARTIAL:
+            proof = entry.linear if kind.reduction == "sum" else entry.monotone
+            if not proof or not _is_exact(pair, kind, dtype):
+                return mixed(LOCAL, kind.line)
+        elif kind.tag is Tag.ROW:
+            if not entry.numbers:
+                return mixed(kind.reason, kind.line)
+        elif (
+            kind.degree
+            and not kind.zero
+            and not (entry.homogeneous and _is_exact(pair, kind, dtype))
+        ):
+            return mixed(COUNT, pair.line)
+    return None
+
+
+_CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
+"""what may give its results in another type than its operands have"""
+
+
+def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
+    """Whether this does to a value, of type `old`, what it would do to exact numbers."""
+    wraps = wraps_around(old)
+    if kind.tag is Tag.PARTIAL and _is_coarse(old):
+        return False
+    if pair.name in ("neg", "add", "add_any", "sub"):
+        return not (wraps and kind.tag is Tag.PARTIAL and kind.reduction != "sum")
+    if pair.name == "div":
+        return bool(jnp.issubdtype(old, jnp.inexact))
+    if pair.name not in _CASTS:
+        return True
+    new = pair.a.outvars[0].aval.dtype
+    if old == new:
+        return True
+    was_complex, is_complex = (jnp.issubdtype(t, jnp.complexfloating) for t in (old, new))
+    was_float, is_float = (jnp.issubdtype(t, jnp.inexact) for t in (old, new))
+    if was_complex and not is_complex:
+        return False  # half of it is lost
+    if kind.tag is Tag.PARTIAL and kind.reduction != "sum":
+        if is_complex:
+            return False
+        # Rounding keeps the order, to an integer too; wrapping around does not.
+        ordered = is_float or (was_float and not wraps_around(new)) or np.can_cast(old, new, "safe")
+        return bool(ordered) and "b" not in (old.kind, new.kind)
+    if "b" in (old.kind, new.kind) or wraps:
+        return False
+    if was_float and is_float:
+        enough = digits_of(new) >= min(digits_of(old), kind.digits) and not _is_coarse(new)
+        return kind.tag is not Tag.PARTIAL or enough
+    if is_float:
+        return digits_of(new) >= digits_of(np.dtype(np.float32))
+    return not was_float and bool(np.can_cast(old, new, "safe"))
+
+
+def _is_coarse(dtype: Any) -> bool:
+    """Whether it is a float of a byte or less: sums leave its range, and rounding is a tenth."""
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 16
+
+
+def wraps_around(dtype: Any) -> bool:
+    """Whether it has no negative numbers, or few bits: parts then wrap around where all do not.
+
+    NumPy does not know the kind of types below a byte.
+    """
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return False
+    return bool(jnp.issubdtype(dtype, jnp.unsignedinteger)) or jnp.iinfo(dtype).bits < 32
+
+
+def digits_of(dtype: Any) -> int:
+    """Binary digits of a float type; of others more than any has."""
+    return int(jnp.finfo(dtype).nmant) if jnp.issubdtype(dtype, jnp.inexact) else EXACT
+
+
+def with_digits(pair: Pair, kinds: Sequence[Kind], results: Sequence[Kind]) -> list[Kind]:
+    """Results that remember the narrowest float type that their rows were in."""
+    met = [
+        min(k.digits, digits_of(v.aval.dtype))
+        for k, v in zip(kinds, pair.a.invars, strict=True)
+        if k.tag in (Tag.VARYING, Tag.PARTIAL) and jnp.issubdtype(v.aval.dtype, jnp.inexact)
+    ]
+    digits = min(met, default=EXACT)
+    return [
+        replace(k, digits=digits) if k.tag in (Tag.VARYING, Tag.PARTIAL) else k for k in results
+    ]
+
+
+def well_formed(kind: Kind, a: Any, b: Any, sizes: tuple[int, int]) -> bool:
+    """Whether the shapes in both traces are those that `kind` speaks of.
+
+    The one axis whose length differs is the environment axis, with `outer * n * inner` entries in
+    both; and what has no environment axis has the same shape in both.
+    """
+    sized = sized_dims(a, b)
+    if kind.tag is Tag.MIXED:
+        return True
+    if kind.tag in (Tag.UNIFORM, Tag.PARTIAL):
+        return not sized
+    if sized != [kind.axis]:
+        return False
+    per_row = 1 if kind.tag is Tag.ROW else kind.outer * kind.inner
+    lengths = (a.shape[kind.axis], b.shape[kind.axis])
+    if kind.flexible:
+        per_row, rest = divmod(lengths[0], sizes[0])
+        return not rest and lengths[1] == per_row * sizes[1]
+    return lengths == (per_row * sizes[0], per_row * sizes[1])
+
+
+def postcondition(pair: Pair, kinds: Sequence[Kind]) -> list[Kind]:
+    """Kinds as a rule gave them, where they fit the shapes; nothing is known of the others."""
+    return [
+        k if well_formed(k, x.aval, y.aval, pair.sizes) else mixed(SIZED, pair.line)
+        for k, x, y in zip(kinds, pair.a.outvars, pair.b.outvars, strict=True)
+    ]

@@ -1,0 +1,278 @@
+"""Traces one iteration of the training loop, for each extent that a fragment may have."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow._jax import (
+    ClosedJaxpr,
+    Eqn,
+    Jaxpr,
+    component_of,
+    dead_code_removed,
+    inner_jaxprs,
+    num_turns,
+)
+from fragflow.api.algorithm import Algorithm, Clock
+from fragflow.api.environment import num_agents_of, teams_of
+from fragflow.api.host import Host
+from fragflow.api.vector import AnyEnvironment, Environments, clear_episode_stats, episode_stats
+from fragflow.blame import called, defined_at, judged
+from fragflow.errors import TraceError
+from fragflow.graph.extent import Extent, as_traced
+
+SOURCES = ("env_ids", "run_key", "steps_per_iteration", "total_iterations")
+ITERATION = "iteration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One iteration of the training loop, for what a fragment holds."""
+
+    extent: Extent
+    closed: ClosedJaxpr
+    state_labels: tuple[str, ...]
+    metric_labels: tuple[str, ...]
+    state_structure: Any
+    metric_structure: Any
+
+
+def init_function(
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int
+) -> Callable[[jax.Array, jax.Array], Any]:
+    """`(run key, env ids) -> first state`, with strong types."""
+
+    def init(run_key: jax.Array, env_ids: jax.Array) -> Any:
+        key = jax.random.fold_in(jax.random.wrap_key_data(run_key), 0)
+        name, env = type(algorithm).__name__, Environments(environment, env_ids, total)
+        state = called(f"{name}.init", algorithm.init, env, key)
+        _refuse_no_arrays(algorithm.init, f"{name}.init returned a state", state)
+        return jax.tree.map(_strong, state)
+
+    return init
+
+
+def iteration_function(
+    algorithm: Algorithm,
+    environment: AnyEnvironment | Host,
+    total: int,
+    on_step: Callable[[], None] | None = None,
+) -> Callable[..., tuple[Any, Any]]:
+    """`(state, iteration, *sources) -> (state, (metrics, episodes))`."""
+
+    def iteration(
+        state: Any,
+        index: jax.Array,
+        env_ids: jax.Array,
+        run_key: jax.Array,
+        steps_per_iteration: jax.Array,
+        total_iterations: jax.Array,
+    ) -> tuple[Any, Any]:
+        # Key 0 made the first state, so iteration i draws from key i + 1.
+        key = jax.random.fold_in(jax.random.wrap_key_data(run_key), index + 1)
+        progress = index.astype(jnp.float32) / total_iterations.astype(jnp.float32)
+        clock = Clock(key, index, index * steps_per_iteration, progress)
+        env = Environments(environment, env_ids, total, on_step)
+        name, before = f"{type(algorithm).__name__}.step", clear_episode_stats(state)
+        answer = called(name, algorithm.step, env, before, clock)
+        state, metrics = _state_and_metrics(algorithm, answer)
+        return jax.tree.map(_strong, state), (metrics, episode_stats(state))
+
+    return iteration
+
+
+def _state_and_metrics(algorithm: Algorithm, answer: Any) -> tuple[Any, Any]:
+    """What `step` returned, if it is what it should be."""
+    is_pair = isinstance(answer, tuple) and len(answer) == 2
+    name = f"{type(algorithm).__name__}.step"
+    if is_pair and isinstance(answer[1], Mapping):
+        _refuse_no_arrays(algorithm.step, f"{name} returned a state", answer[0])
+        _refuse_no_arrays(algorithm.step, f"{name} returned metrics", answer[1])
+        return answer
+    what = f"({', '.join(type(x).__name__ for x in answer)})" if is_pair else type(answer).__name__
+    raise TraceError(
+        f"{name} returned {what}: expected the next state and a dict of metrics, (state, {{}}) if "
+        f"there are none{defined_at(algorithm.step)}"
+    )
+
+
+def _refuse_no_arrays(function: Callable[..., Any], what: str, tree: Any) -> None:
+    """Leaves of a traced program are arrays and numbers."""
+    for label, leaf in zip(leaf_labels(tree), jax.tree.leaves(tree), strict=True):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+            raise TraceError(
+                f"{what} whose {label} is of type {type(leaf).__name__}: expected arrays and "
+                f"numbers{defined_at(function)}"
+            )
+
+
+def source_avals(num_envs: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Types of the sources of a fragment with `num_envs` environments."""
+    scalar = jax.ShapeDtypeStruct((), np.int32)
+    return (
+        jax.ShapeDtypeStruct((num_envs,), np.int32),
+        jax.ShapeDtypeStruct((2,), np.uint32),
+        scalar,
+        scalar,
+    )
+
+
+def trace(
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, extent: Extent
+) -> Trace:
+    """Traces one iteration as seen by a fragment of this extent."""
+    sources = source_avals(extent.envs)
+    environment = as_traced(environment, extent)
+    init = init_function(algorithm, environment, total)
+    state = jax.eval_shape(init, sources[1], sources[0])
+    if not hasattr(state, "params"):
+        raise TraceError(
+            f"{type(algorithm).__name__}.init returned {type(state).__name__}, which has no field "
+            "'params': return a state with one (a NamedTuple or a dataclass pytree)"
+            f"{defined_at(algorithm.init)}"
+        )
+    index = jax.ShapeDtypeStruct((), np.int32)
+    iteration = iteration_function(algorithm, environment, total)
+    closed, shapes = jax.make_jaxpr(iteration, return_shape=True)(state, index, *sources)
+    new_state, outputs = shapes
+    labels = leaf_labels(state)
+    _check_state(algorithm, state, new_state, labels)
+    return Trace(
+        extent=extent,
+        closed=dead_code_removed(closed),
+        state_labels=labels,
+        metric_labels=leaf_labels(outputs),
+        state_structure=jax.tree.structure(state),
+        metric_structure=jax.tree.structure(outputs),
+    )
+
+
+def trace_init(
+    algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, extent: Extent
+) -> ClosedJaxpr:
+    """Traces how the first state is made."""
+    ids, key = source_avals(extent.envs)[:2]
+    init = init_function(algorithm, as_traced(environment, extent), total)
+    return jax.make_jaxpr(init)(key, ids)
+
+
+def components_in(trace: Trace) -> frozenset[str]:
+    """The components that one iteration calls."""
+    return frozenset().union(*(components_of(eqn) for eqn in trace.closed.jaxpr.eqns))
+
+
+def env_steps_per_iteration(trace: Trace, total: int) -> int:
+    """How many environment steps one iteration makes, over all environments."""
+
+    def count(jaxpr: Jaxpr) -> int:
+        steps = 0
+        for eqn in jaxpr.eqns:
+            if component_of(eqn) == "environment.step":
+                steps += 1
+            elif component_of(eqn) is None:
+                inner = sum(count(j) for j in inner_jaxprs(eqn))
+                steps += inner * (num_turns(eqn) or 1)
+        return steps
+
+    return count(trace.closed.jaxpr) * total
+
+
+def components_of(eqn: Eqn) -> frozenset[str]:
+    """The components called in an equation, at any depth."""
+    name = component_of(eqn)
+    if name is not None:
+        return frozenset({name})
+    return frozenset().union(
+        *(components_of(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns)
+    )
+
+
+def leaf_labels(tree: Any) -> tuple[str, ...]:
+    """A readable, unique name for every leaf."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat)
+
+
+def _strong(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    return x if not getattr(x, "weak_type", False) else jax.lax.convert_element_type(x, x.dtype)
+
+
+def _check_state(algorithm: Algorithm, old: Any, new: Any, labels: Sequence[str]) -> None:
+    name = type(algorithm).__name__
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise TraceError(
+            f"{name}.step returns a state of another structure than {name}.init: "
+            f"{jax.tree.structure(new)}, expected {jax.tree.structure(old)}"
+            f"{defined_at(algorithm.step)}"
+        )
+    for label, before, after in zip(
+        labels, jax.tree.leaves(old), jax.tree.leaves(new), strict=True
+    ):
+        if (before.shape, before.dtype) != (after.shape, after.dtype):
+            raise TraceError(
+                f"{name}.step changes the state's {label} from {before.dtype}{list(before.shape)} "
+                f"to {after.dtype}{list(after.shape)}: a training loop keeps its types"
+                f"{defined_at(algorithm.step)}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What is cut; every trace of it is made once."""
+
+    algorithm: Algorithm
+    environment: AnyEnvironment | Host
+    num_envs: int
+    """how many are in the program that is cut"""
+    total: int
+    """how many there are in all: more, if it is one worker's program"""
+    traces: dict[Extent, Trace] = field(default_factory=dict[Extent, Trace])
+    inits: dict[Extent, ClosedJaxpr] = field(default_factory=dict[Extent, ClosedJaxpr])
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.num_envs)
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """Agents in each team; empty for one agent without an axis of its own."""
+        environment = self.environment
+        spaces = environment.environment if isinstance(environment, Host) else environment
+        return () if num_agents_of(spaces) is None else teams_of(spaces)
+
+    def at(self, extent: Extent) -> Trace:
+        if extent not in self.traces:
+            try:
+                made = trace(self.algorithm, self.environment, self.total, extent)
+            except Exception as error:
+                if self.extent not in self.traces:
+                    raise
+                where = f"for {extent.envs} of {self.num_envs} environments: use env.num_envs"
+                raise judged(error, is_running=False, where=where) from error
+            self.traces[extent] = made
+        return self.traces[extent]
+
+    def init_at(self, extent: Extent) -> ClosedJaxpr:
+        if extent not in self.inits:
+            self.inits[extent] = trace_init(self.algorithm, self.environment, self.total, extent)
+        return self.inits[extent]
+
+
+def traced(
+    algorithm: Algorithm,
+    environment: AnyEnvironment | Host,
+    num_envs: int,
+    total: int | None = None,
+) -> Traced:
+    """Prepares tracing; the first trace is made when it is asked for."""
+    return Traced(
+        algorithm=algorithm,
+        environment=environment,
+        num_envs=num_envs,
+        total=total or num_envs,
+    )

@@ -1,0 +1,262 @@
+"""Replay: rings of the latest steps, draws by priority, transitions over several steps."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fragflow.api.environment import Timestep
+from fragflow.api.reduce import all_max
+
+
+class Ring(NamedTuple):
+    """The latest steps of every environment."""
+
+    rows: Any
+    """a pytree of `[N, capacity, ...]`: environments first"""
+    added: jax.Array
+    """int32, how many steps were ever added to each ring"""
+
+    @property
+    def capacity(self) -> int:
+        return jax.tree.leaves(self.rows)[0].shape[1]
+
+    @property
+    def filled(self) -> jax.Array:
+        """How many entries of each ring are in use: the first ones."""
+        return jnp.minimum(self.added, self.capacity)
+
+    @property
+    def head(self) -> jax.Array:
+        """Where the next step is written."""
+        return self.added % self.capacity
+
+
+def ring_capacity(total: int, num_envs: int, length: int) -> int:
+    """Steps per environment that hold `total` in all; `length` are added at once.
+
+    A multiple of `length`, so that what is added never has to be broken in two.
+    """
+    return -(-total // (num_envs * length)) * length
+
+
+def empty_ring(like: Any, capacity: int) -> Ring:
+    """Rings for steps of the type of `like`, a pytree of `[N, ...]`."""
+
+    def zeros(x: jax.Array) -> jax.Array:
+        return jnp.zeros((x.shape[0], capacity, *x.shape[1:]), x.dtype)
+
+    return Ring(jax.tree.map(zeros, like), jnp.int32(0))
+
+
+def add_steps(ring: Ring, steps: Any) -> Ring:
+    """Writes steps `[T, N, ...]` over the oldest ones; `T` divides the capacity."""
+
+    def write(rows: jax.Array, new: jax.Array) -> jax.Array:
+        start = (0, ring.head, *(0 for _ in new.shape[2:]))
+        return lax.dynamic_update_slice(rows, jnp.moveaxis(new, 0, 1), start)
+
+    length = jax.tree.leaves(steps)[0].shape[0]
+    return Ring(jax.tree.map(write, ring.rows, steps), ring.added + length)
+
+
+def sample_uniformly(ring: Ring, keys: jax.Array, number: int) -> jax.Array:
+    """Places of `number` entries for every key, int32 `[U, N, number]`; keys are `[U, N]`."""
+    uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (number,))))(keys)
+    # Rounding may give the number of entries itself.
+    return jnp.minimum((uniform * ring.filled).astype(jnp.int32), ring.filled - 1)
+
+
+def take(ring: Ring, places: jax.Array) -> Any:
+    """The entries at `places` `[U, N, K]`: a pytree of `[U, N, K, ...]`."""
+
+    def of_environment(rows: jax.Array, places: jax.Array) -> jax.Array:
+        return rows.at[places].get(mode="promise_in_bounds")
+
+    of_all = jax.vmap(of_environment, in_axes=(0, 1), out_axes=1)
+    return jax.tree.map(lambda rows: of_all(rows, places), ring.rows)
+
+
+BLOCK = 64
+"""Entries whose sum is looked at before they are: then no running sum is longer than a few hundred,
+and XLA's of a whole ring would take most of a training step."""
+SMALLEST_ERROR = 1e-3
+"""added to errors, so that every entry may come again (`ε` in section 3.3)"""
+
+
+class Priorities(NamedTuple):
+    """For every entry of every environment's ring; zero where there is none."""
+
+    chances: jax.Array
+    """`[N, capacity]`, up to whole blocks: `p^alpha`, in proportion to which entries are drawn"""
+    largest: jax.Array
+    """`[N]`, the largest that was ever set"""
+
+
+class Drawn(NamedTuple):
+    """Entries to learn from, `[U, N, K]`."""
+
+    places: jax.Array
+    """int32, positions in the ring"""
+    weight: jax.Array
+    """corrects for how often an entry is drawn; at most 1"""
+
+
+def no_priorities(num_envs: int, capacity: int) -> Priorities:
+    """Priorities of empty rings."""
+    room = -(-capacity // BLOCK) * BLOCK
+    return Priorities(jnp.zeros((num_envs, room)), jnp.ones(num_envs))
+
+
+def add_priorities(priorities: Priorities, ring: Ring, weight: jax.Array) -> Priorities:
+    """Before steps are added to `ring`: they get the largest priority known (algorithm 1, line 6).
+
+    `weight` is `[T, N]`. What has the weight zero is never drawn.
+    """
+    largest = all_max(jnp.max(priorities.largest))
+    new = jnp.where(weight.T > 0, largest, 0.0)
+    chances = lax.dynamic_update_slice(priorities.chances, new, (0, ring.head))
+    return priorities._replace(chances=chances)
+
+
+def sample_by_priority(
+    priorities: Priorities, ring: Ring, keys: jax.Array, number: int, correction: jax.Array
+) -> Drawn:
+    """`number` entries for every key `[U, N]`, with a chance proportional to `p^alpha` (eq. 1).
+
+    Every environment gives equally many, chosen within its own ring. The weights are
+    `(filled * P)^-correction`, over their maximum in the batch (section 3.4).
+    """
+    uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (number,))))(keys)
+    of_all = jax.vmap(_draw, in_axes=(0, 1), out_axes=1)
+    places, chance = of_all(priorities.chances, uniform)
+    weight = (ring.filled * jnp.maximum(chance, 1e-12)) ** -correction
+    weight = jnp.where(chance > 0, weight, 0.0)
+    largest = all_max(jnp.max(weight, axis=(1, 2)))
+    return Drawn(places, weight / jnp.maximum(largest, 1e-12)[:, None, None])
+
+
+def _draw(chances: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """In one ring `[capacity]`: places for `uniform` `[U, K]`, and the probability of each."""
+    blocks = chances.reshape(-1, BLOCK)
+    sums = jnp.sum(blocks, axis=-1)
+    ends = jnp.cumsum(sums)
+    target = uniform * ends[-1]
+    block = _first_above(ends, target)
+    before = jnp.where(block > 0, ends[block - 1], 0.0)
+    within = blocks[block]
+    offset = _first_above(jnp.cumsum(within, axis=-1), target - before)
+    # Rounding may point to an entry without a chance: then the largest of the block is taken.
+    chance = _pick(within, offset)
+    best = jnp.argmax(within, axis=-1).astype(jnp.int32)
+    offset = jnp.where(chance > 0, offset, best)
+    chance = _pick(within, offset) / jnp.maximum(ends[-1], 1e-12)
+    return block * BLOCK + offset, chance
+
+
+def _first_above(ends: jax.Array, target: jax.Array) -> jax.Array:
+    """The first position along the last axis where `ends` is above each `target`, int32."""
+    passed = jnp.sum(ends <= target[..., None], axis=-1, dtype=jnp.int32)
+    return jnp.minimum(passed, ends.shape[-1] - 1)
+
+
+def _pick(rows: jax.Array, position: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(rows, position[..., None], axis=-1)[..., 0]
+
+
+def set_priorities(
+    priorities: Priorities, places: jax.Array, error: jax.Array, exponent: float
+) -> Priorities:
+    """Gives the entries at `places` `[U, N, K]` priorities by their errors (section 3.3)."""
+    new = (jnp.abs(error) + SMALLEST_ERROR) ** exponent
+
+    def of_environment(chances: jax.Array, places: jax.Array, new: jax.Array) -> jax.Array:
+        # An entry may have been drawn twice; whichever order they come in, the larger one stays.
+        return chances.at[places].set(0.0).at[places].max(new)
+
+    chances = jax.vmap(of_environment, in_axes=(0, 1, 1))(priorities.chances, places, new)
+    largest = jnp.maximum(priorities.largest, jnp.max(new, axis=(0, 2)))
+    return Priorities(chances, largest)
+
+
+class Steps(NamedTuple):
+    """What happened, `[T, N, ...]`: time first, then environments."""
+
+    obs: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    next_obs: jax.Array
+    """the true successor"""
+    terminated: jax.Array
+    truncated: jax.Array
+    mask: jax.Array | None = None
+    """False where nothing happened; None: it always did"""
+
+
+class Transition(NamedTuple):
+    """All that learning needs to know; any axes first, the same for all fields."""
+
+    obs: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    """the discounted sum over the steps"""
+    discount: jax.Array
+    """of the value of `next_obs`: zero where the episode terminated"""
+    next_obs: jax.Array
+    weight: jax.Array
+    """how much it counts; 0 for one that did not happen"""
+
+
+def steps_of(obs: jax.Array, action: jax.Array, t: Timestep) -> Steps:
+    """What `action` after `obs` led to."""
+    return Steps(obs, action, t.reward, t.next_obs, t.terminated, t.truncated, t.mask)
+
+
+def no_steps(like: Steps, length: int) -> Steps:
+    """`length` steps `[length, N, ...]` that did not happen, of the type of `like` `[N, ...]`."""
+    like = like._replace(mask=jnp.zeros_like(like.terminated))
+    return jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), like)
+
+
+def join_steps(earlier: Steps, later: Steps) -> Steps:
+    """Two stretches of time as one."""
+    mask = jnp.ones_like(later.terminated) if later.mask is None else later.mask
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), earlier, later._replace(mask=mask))
+
+
+def n_step(steps: Steps, n: int, gamma: float) -> Transition:
+    """Transitions over `n` steps, from each of the first `T - n + 1` of `steps`.
+
+    `reward` and `discount` make the truncated n-step return (Sutton & Barto 2018, eq. 7.1). An
+    episode that ends earlier ends the sum: where it terminated nothing is added, where it was
+    truncated the value of its last observation is.
+    """
+    length = steps.reward.shape[0] - n + 1
+
+    def at(k: int, x: jax.Array) -> jax.Array:
+        return x[k : k + length]
+
+    reward, next_obs = at(0, steps.reward), at(0, steps.next_obs)
+    done = steps.terminated | steps.truncated
+    terminated, goes_on = at(0, steps.terminated), ~at(0, done)
+    discount = jnp.full_like(reward, gamma)
+    for k in range(1, n):
+        reward += jnp.where(goes_on, discount * at(k, steps.reward), 0.0)
+        discount = jnp.where(goes_on, discount * gamma, discount)
+        next_obs = jnp.where(_like(goes_on, next_obs), at(k, steps.next_obs), next_obs)
+        terminated |= goes_on & at(k, steps.terminated)
+        goes_on &= ~at(k, done)
+    return Transition(
+        obs=at(0, steps.obs),
+        action=at(0, steps.action),
+        reward=reward,
+        discount=jnp.where(terminated, 0.0, discount),
+        next_obs=next_obs,
+        weight=jnp.ones_like(reward) if steps.mask is None else at(0, steps.mask) * 1.0,
+    )
+
+
+def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
+    """`flag` with as many axes as `x`."""
+    return flag.reshape(*flag.shape, *(1 for _ in range(x.ndim - flag.ndim)))

@@ -1,0 +1,114 @@
+"""Workers in other processes, as the runtimes see them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fragflow.blame import judged
+from fragflow.errors import FragflowError, RunError
+from fragflow.graph.ir import Value
+from fragflow.remote.protocol.jobs import Duty, Order
+from fragflow.remote.protocol.process_client import RemoteProcess, WorkerLost
+from fragflow.remote.transport.frames import arrays_of
+from fragflow.remote.transport.mailbox import POLL_MILLISECONDS
+from fragflow.runtime.drivers.channels import Payload
+from fragflow.runtime.drivers.traffic import Sent, together
+from fragflow.runtime.drivers.worker import Metrics
+
+FIRST_CAUSE_SECONDS = 3.0
+"""in which the loss of a group's member shows, after it has failed another one"""
+
+
+class RemoteWorker:
+    """A worker in another process."""
+
+    pool = None
+    """the process looks after its environments itself"""
+
+    def __init__(self, crew: "RemoteCrew", duty: Duty):
+        self.name = duty.part.fragment.name
+        self.replicas = duty.replicas
+        self.part = duty.part
+        self.devices: Sequence[str] = ()
+        self.processor = ""
+        """both as its process has told"""
+        self._crew = crew
+        self._first = duty.values
+
+    def state(self) -> Mapping[Value, np.ndarray]:
+        return self._crew.state()[self.name]
+
+    def piece(self, value: Value, replica: int) -> Any:
+        """What a replica has of a value before the first iteration."""
+        if len(self.replicas) > 1:
+            raise RunError(f"{self.name} is a group, which no late message goes to")
+        assert replica in self.replicas
+        return self._first[value]
+
+
+class RemoteCrew:
+    """The workers of a process, driven from here."""
+
+    restarts = 0
+    """how often it was replaced by one that began new episodes"""
+
+    def __init__(
+        self, process: RemoteProcess, order: Order, partners: Sequence[RemoteProcess] = ()
+    ):
+        """`partners` are the other members of its group, which all fail when one is lost."""
+        self.process = process
+        self.partners = partners
+        self.workers = {duty.part.fragment.name: RemoteWorker(self, duty) for duty in order.duties}
+        self._lost = Sent()
+        """by processes that this one replaces, as far as they have told"""
+        self._told = Sent()
+        """by this process, as it said last"""
+        self._begun = 0
+        self._state: tuple[int, Mapping[str, Mapping[Value, np.ndarray]]] | None = None
+        """asked for when so many calls had begun"""
+
+    @property
+    def sent(self) -> Sent:
+        return together([self._lost, self._told])
+
+    def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
+        """Iterations of a worker that exchanges messages with others by itself."""
+        self._begun += 1
+        try:
+            found, self._told = self.process.call("run", (start, count))
+        except FragflowError as error:
+            self._find_lost_partner(error)
+            raise
+        return {self.workers[name]: metrics for name, metrics in found.items()}
+
+    def _find_lost_partner(self, error: FragflowError) -> None:
+        """Raises the first cause, if it is that a member of the group was lost."""
+        deadline = time.monotonic() + FIRST_CAUSE_SECONDS
+        while self.partners and time.monotonic() < deadline and not self.process.is_closing:
+            for partner in self.partners:
+                if partner.loss is not None:
+                    raise WorkerLost(partner.loss) from error
+            time.sleep(POLL_MILLISECONDS / 1000)
+
+    def work(
+        self, index: int, answers: Mapping[str, Payload] | None
+    ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
+        """An iteration of an asynchronous worker, whose messages come from here and go here."""
+        self._begun += 1
+        told = None if answers is None else {k: arrays_of(v) for k, v in answers.items()}
+        metrics, payloads, self._told = self.process.call("work", (index, told))
+        return metrics, payloads
+
+    def state(self) -> Mapping[str, Mapping[Value, np.ndarray]]:
+        """By fragment; asked for once after an iteration. Another thread may begin the next one."""
+        begun, known = self._begun, self._state
+        if known is None or known[0] != begun:
+            state, self._told = self.process.call("state")
+            known = self._state = begun, state
+        return known[1]
+
+    def error(self, cause: BaseException) -> FragflowError:
+        where = f"worker process {self.process.name} failed"
+        return judged(cause, is_running=True, where=where)

@@ -1,0 +1,110 @@
+"""All processes of a run: started, replaced, ended."""
+
+import contextlib
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from fragflow._jax_process import setting
+from fragflow.errors import FragflowError
+from fragflow.remote.launch.placement import Placement
+from fragflow.remote.protocol.process_client import GRACE_SECONDS, START_SECONDS, RemoteProcess
+
+LONGEST_NAME = 40
+"""of a process, in the names of files: one with many fragments has all of their names"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a process needs."""
+
+    fragments: tuple[str, ...]
+    devices: Mapping[str, int]
+    """by platform, how many it computes on"""
+
+
+class Launcher(ABC):
+    """Starts processes somewhere, and leaves nothing behind."""
+
+    owns_devices = False
+    """whether a process sees the accelerators only that are its own"""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, RemoteProcess] = {}
+        self._context: Any = zmq.Context()
+        self._demands: dict[str, Demand] = {}
+
+    def start(self, demands: Mapping[str, Demand], placement: Placement) -> None:
+        """Starts a process of each name, and waits for all of them.
+
+        `placement` says which should be on one host, if there are several.
+        """
+        del placement
+        self._demands = dict(demands)
+        deadline = time.monotonic() + START_SECONDS
+        for name, demand in demands.items():
+            self.processes[name] = self._launch(name, demand, 0)
+        for process in self.processes.values():
+            process.greet(deadline)
+
+    def replace(self, name: str, incarnation: int) -> RemoteProcess:
+        """Starts a process in the place of one that is lost."""
+        old = self.processes[name]
+        old.reap(time.monotonic())
+        new = self._launch(name, self._demands[name], incarnation)
+        new.is_closing = old.is_closing
+        new.address = old.address  # others may ask before it has greeted; they are told of the move
+        self.processes[name] = new
+        new.greet(time.monotonic() + START_SECONDS)
+        return new
+
+    def stop(self) -> None:
+        """Wakes all processes that wait for one another."""
+        for process in self.processes.values():
+            process.is_closing = True
+
+    def close(self) -> None:
+        """Ends all processes, and removes what they had."""
+        for process in self.processes.values():
+            with contextlib.suppress(FragflowError, zmq.ZMQError):
+                process.end()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in self.processes.values():
+            process.reap(deadline)
+        self._context.destroy(linger=0)
+        self._clear_up()
+
+    @abstractmethod
+    def _launch(self, name: str, demand: Demand, incarnation: int) -> RemoteProcess:
+        """Starts a process, which will greet."""
+
+    @abstractmethod
+    def _clear_up(self) -> None:
+        """Removes all that is left when the processes have ended."""
+
+
+def label_of(name: str, incarnation: int) -> str:
+    """What a process's files are called. Short: the path of a socket has 107 bytes at most."""
+    if len(name) > LONGEST_NAME:
+        digest = f"{zlib.crc32(name.encode()):08x}"
+        name = f"{name[: LONGEST_NAME - len(digest) - 1]}_{digest}"
+    return f"{name}.{incarnation}"
+
+
+def jax_settings(demand: Demand) -> dict[str, str]:
+    """Environment variables by which JAX is set up in a process as it is here."""
+    found = {"JAX_NUM_CPU_DEVICES": str(demand.devices.get("cpu", 1))}
+    for name in (
+        *("jax_cpu_enable_async_dispatch", "jax_enable_x64", "jax_disable_most_optimizations"),
+        *("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"),
+        "jax_persistent_cache_enable_xla_caches",
+    ):
+        value = setting(name)
+        if value is not None:
+            found[name.upper()] = str(value)
+    return found

@@ -1,0 +1,65 @@
+"""A worker's process inside a Ray actor. Ray starts it where it is to be; messages go past Ray."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What an actor needs to reach its coordinator; sent by Ray, so only to cluster members."""
+
+    endpoint: str
+    server_key: str
+    label: str
+    directory: str
+    """the name of the run's directory on every host"""
+    interface: str | None
+    """the address to be reached at; None: that of the node"""
+    ports: tuple[int, int]
+
+
+class Seat:
+    """The Ray actor that hosts one worker process."""
+
+    def serve(self, terms: Terms) -> bool:
+        """Works until the coordinator says goodbye; False if it is gone without."""
+        # Not above: Ray reads this module before the process's environment is set up.
+        import ray
+        import zmq
+
+        from fragflow.remote.protocol.control import Line
+        from fragflow.remote.protocol.jobs import CODEC
+        from fragflow.remote.transport.endpoint import Network, open_door
+        from fragflow.remote.worker.main import serve
+
+        directory = own_directory(terms.directory)
+        line = Line(zmq.Context(), CODEC)
+        line.connect(terms.endpoint, terms.server_key)
+        node = ray.get_runtime_context().get_node_id()
+        interface = terms.interface or ray.util.get_node_ip_address()
+        network = Network(interface=interface, first_port=terms.ports[0], last_port=terms.ports[1])
+        door, address = open_door(directory, terms.label, host_of(node, directory), network)
+        return serve(line, door, address, network, is_orphan=lambda: False)
+
+
+def own_directory(name: str) -> Path:
+    """A run's directory on this host, which only this user can enter, and which will be removed."""
+    from fragflow.remote.launch.cleanup import employ
+    from fragflow.remote.launch.local import shared_memory
+
+    directory = Path(shared_memory() or tempfile.gettempdir()) / name
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or directory.is_symlink():
+        raise PermissionError(f"{directory} belongs to someone else, or others can enter it")
+    employ(directory)
+    return directory
+
+
+def host_of(node: Any, directory: Path) -> str:
+    """Processes with the same answer see the same directory, and are on the same node."""
+    found = directory.stat()
+    return f"{node}:{found.st_dev}:{found.st_ino}"

@@ -1,0 +1,113 @@
+"""Programs that travel: exported where the algorithm is known, compiled where they run."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import export
+
+from fragflow.errors import ConfigError
+from fragflow.graph.ir import Value
+from fragflow.ops.kernels import native
+from fragflow.runtime.programs.compile import Draft, Program, compile_safely
+from fragflow.runtime.programs.layout import Group, Layout, OneDevice
+
+FOREIGN_CALLS = {"fragflow_discounted_sums": native.absent}
+"""functions in C++ that programs call, and what makes them known to a process, or says why not"""
+
+_TARGET = re.compile(r"\b\w+_\w+\b(?=[,'\]])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """A compiled segment's program in JAX's portable format."""
+
+    plain: bytes
+    inlined: bytes
+    """the same with components inlined: see shared_operands.py"""
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    donated: tuple[int, ...]
+    options: Mapping[str, Any]
+    name: str
+    line: str
+    expected: tuple[tuple[str, str], ...]
+    """kernels and the implementations that were picked"""
+
+
+def ship(draft: Draft) -> Shipped:
+    """Exports a segment."""
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in FOREIGN_CALLS]
+
+    def exported(inline: bool) -> bytes:
+        jitted = draft.jitted(inline)
+        platforms = [draft.layout.platform]
+        try:
+            made = export.export(jitted, platforms=platforms, disabled_checks=checks)(*draft.types)
+            return bytes(made.serialize())
+        except NotImplementedError as error:
+            if "callback" not in str(error):
+                raise
+            raise ConfigError(
+                f"{draft.name}, which runs {draft.line}, calls back into Python, which only this "
+                "process can do: leave the callback out, or use --runtime local"
+            ) from error
+        except ValueError as error:
+            if "custom calls whose targets" not in str(error):
+                raise
+            names = ", ".join(sorted(set(_TARGET.findall(str(error))))) or "of another library"
+            raise ConfigError(
+                f"{draft.name}, which runs {draft.line}, calls foreign functions ({names}) that "
+                "only this process knows: leave them out, or use --runtime local"
+            ) from error
+
+    return Shipped(
+        plain=exported(False),
+        inlined=exported(True),
+        inputs=draft.inputs,
+        outputs=draft.outputs,
+        donated=draft.donated,
+        options=dict(draft.options),
+        name=draft.name,
+        line=draft.line,
+        expected=tuple(sorted(draft.expected)),
+    )
+
+
+def compile_shipped(shipped: Shipped, layout: Layout) -> Program:
+    """Compiles a program for where this process runs it."""
+    for name, absent in FOREIGN_CALLS.items():
+        if name.encode() in shipped.plain and (reason := absent()):
+            raise ConfigError(
+                f"{shipped.name} calls {name}, which this worker's machine does not have: {reason}"
+                ". Or compute by XLA: --implementation discounted_sums=xla"
+            )
+
+    def lowered(inline: bool) -> Any:
+        loaded = export.deserialize(bytearray(shipped.inlined if inline else shipped.plain))
+        types = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+            for aval, sharding in zip(loaded.in_avals, _shardings(loaded, layout), strict=True)
+        ]
+        return jax.jit(loaded.call, donate_argnums=shipped.donated).lower(*types)
+
+    call, computed = compile_safely(
+        lowered, dict(shipped.options) or None, frozenset(shipped.expected)
+    )
+    return Program(
+        call=call,
+        inputs=shipped.inputs,
+        outputs=shipped.outputs,
+        name=shipped.name,
+        line=shipped.line,
+        computed=computed,
+    )
+
+
+def _shardings(loaded: export.Exported, layout: Layout) -> list[Any]:
+    if isinstance(layout, Group):
+        return list(loaded.in_shardings_jax(layout.mesh))
+    assert isinstance(layout, OneDevice)
+    return [jax.sharding.SingleDeviceSharding(layout.device)] * len(loaded.in_avals)

@@ -1,0 +1,210 @@
+"""What a worker's process is told: programs, interfaces, first values. Data, no code.
+
+Graphs and plans are sent without what only their compilation needs, so that a process can run any
+algorithm without having it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fragflow._jax import plain_aval
+from fragflow.graph.extent import Extent
+from fragflow.graph.ir import (
+    FDG,
+    Carry,
+    Constant,
+    Fragment,
+    Loop,
+    Parcel,
+    Program,
+    Slice,
+    Stack,
+    Transfer,
+    Value,
+)
+from fragflow.graph.replicas.kinds import Kind, Tag
+from fragflow.remote.protocol.codec import Codec
+from fragflow.remote.protocol.exported import Shipped
+from fragflow.remote.protocol.groups import Membership
+from fragflow.remote.protocol.recipes import Recipe
+from fragflow.remote.transport.endpoint import Address
+from fragflow.remote.transport.mailbox import LaneInfo
+from fragflow.runtime.drivers.codegen import Script
+from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.planning.instructions import Ask, Enter, Get, Keep, Put, Repeat, Run, Turn
+from fragflow.runtime.planning.out_of_order import Turns
+from fragflow.runtime.planning.plan import LoopPlan, Part
+from fragflow.runtime.planning.segments import HostCall, Segment
+from fragflow.runtime.programs.kernel_marks import Computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """Environments on the host that a process opens before anything else."""
+
+    fragment: str
+    environment: Recipe
+    ids: tuple[int, ...]
+    in_turns: bool
+    path: tuple[str, ...]
+    """where Python finds their modules"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duty:
+    """One fragment's replica (or group of them) in a process."""
+
+    part: Part
+    replicas: tuple[int, ...]
+    devices: tuple[int, ...]
+    """by their number on the fragment's platform"""
+    programs: tuple[Shipped, ...]
+    constants: Mapping[Value, Any]
+    values: Mapping[Value, Any]
+    """sources, and state by its names inside the training loop"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """All that a process does in an iteration."""
+
+    me: str
+    fdg: FDG
+    script: Script | None
+    duties: tuple[Duty, ...]
+    lanes: tuple[LaneInfo, ...]
+    addresses: Mapping[str, Address]
+    timeout_seconds: float
+    incarnation: int = 0
+    expendable: frozenset[str] = frozenset()
+    """processes that are replaced when they are lost"""
+    resume: Mapping[int, int] | None = None
+    """by lane, messages sent or taken before the iteration that a replacement begins with"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What has become of a worker in its process."""
+
+    computed: Computed
+    """implementations of kernels that are in its programs"""
+    devices: tuple[str, ...]
+    processor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Where an expendable process stands after an iteration, so that another can go on."""
+
+    iteration: int
+    """the next one"""
+    state: Mapping[str, Mapping[Value, Any]]
+    """by fragment, what no other process knows"""
+    counts: Mapping[int, int]
+    """by lane, messages sent or taken"""
+    metrics: Mapping[str, Mapping[Value, Any]]
+    sent: Sent
+    """by this process, so far"""
+
+
+CODEC = Codec(
+    [
+        *(
+            Hosting,
+            Membership,
+            Duty,
+            Order,
+            Settled,
+            Mark,
+            Sent,
+            Shipped,
+            LaneInfo,
+            Address,
+            Recipe,
+        ),
+        *(FDG, Program, Fragment, Extent, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
+        *(Kind, Tag, Part, LoopPlan, Segment, HostCall, Turns, Script),
+        *(Run, Ask, Keep, Turn, Put, Get, Enter, Repeat),
+    ]
+)
+
+
+def thin_graph(fdg: FDG, parts: Sequence[Part]) -> FDG:
+    """The graph as workers of `parts` need it: interfaces, no programs."""
+    names = {part.fragment.name for part in parts}
+    used = _values_of(fdg, parts)
+    avals = {
+        part.fragment.extent: {
+            row.outside: plain_aval(fdg.program.avals[part.fragment.extent][row.outside])
+            for other in parts
+            if other.fragment.extent == part.fragment.extent
+            for loop in other.loops
+            for row in loop.rows
+        }
+        for part in parts
+    }
+    return replace(
+        fdg,
+        program=Program(
+            loop=_thin_loop(fdg.program.loop),
+            constants=(),
+            sources={},
+            avals=avals,
+            extent=fdg.program.extent,
+            labels={},
+        ),
+        fragments={
+            name: replace(f, constants=(), loop=_thin_loop(f.loop))
+            for name, f in fdg.fragments.items()
+        },
+        kinds={
+            name: {v: k for v, k in kinds.items() if v in used}
+            for name, kinds in fdg.kinds.items()
+            if name in names
+        },
+        row_kinds={v: k for v, k in fdg.row_kinds.items() if v in used},
+    )
+
+
+def thin_part(part: Part) -> Part:
+    """A fragment's plan without what its programs were compiled from."""
+    wanted = {v for turns in part.turns for v in turns.inputs}
+    fragment = replace(
+        part.fragment,
+        constants=tuple(c for c in part.fragment.constants if c.output in wanted),
+        loop=_thin_loop(part.fragment.loop),
+    )
+    return replace(
+        part,
+        fragment=fragment,
+        segments=tuple(_thin_segment(s) for s in part.segments),
+        packed_avals={},
+        turns=tuple(
+            replace(
+                turns,
+                loop=_thin_loop(turns.loop),
+                before=_thin_segment(turns.before),
+                after=_thin_segment(turns.after),
+            )
+            for turns in part.turns
+        ),
+    )
+
+
+def _thin_loop(loop: Loop) -> Loop:
+    return replace(loop, body=())
+
+
+def _thin_segment(segment: Segment) -> Segment:
+    return replace(segment, nodes=())
+
+
+def _values_of(fdg: FDG, parts: Sequence[Part]) -> set[Value]:
+    """Values whose kinds a worker asks for."""
+    used = {p.value for t in fdg.transfers for p in t.parcels}
+    for part in parts:
+        used |= {c.inside for c in part.fragment.loop.carries}
+        used |= {c.output for c in part.fragment.constants}
+        used |= {v for turns in part.turns for v in turns.inputs}
+    return used | set(fdg.program.sources.values())

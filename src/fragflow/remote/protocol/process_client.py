@@ -1,0 +1,196 @@
+"""A worker's process as its coordinator sees it: asked, listened to, ended."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import zmq
+
+from fragflow import errors
+from fragflow.blame import Elsewhere
+from fragflow.errors import FragflowError, RunError
+from fragflow.remote.protocol.control import BEAT_SECONDS, Line
+from fragflow.remote.protocol.versions import refuse_other
+from fragflow.remote.transport.endpoint import Address
+from fragflow.remote.transport.mailbox import POLL_MILLISECONDS
+from fragflow.runtime.drivers.channels import Closed
+
+START_SECONDS = 120.0
+"""for a process to start, on a machine that has other things to do as well"""
+SILENCE_SECONDS = 10 * BEAT_SECONDS
+"""without a sign of life, after which a process counts as stuck"""
+GRACE_SECONDS = 5.0
+"""for a process to end by itself"""
+
+
+class WorkerLost(RunError):
+    """A worker's process has died, or gives no sign of life."""
+
+
+class Handle(Protocol):
+    """The launcher's handle on a process it started: exit status, last output, termination."""
+
+    def how_it_ended(self) -> str | None:
+        """Such as "was killed by signal 9"; None while it runs."""
+        ...
+
+    def last_words(self) -> str:
+        """The end of its output, where that is known."""
+        ...
+
+    def end(self, deadline: float) -> None:
+        """Waits for its end, or makes it; also that of one that is stopped."""
+        ...
+
+
+class RemoteProcess:
+    """One worker's process."""
+
+    address: Address
+    """where it receives messages; known once it has greeted"""
+
+    def __init__(self, name: str, line: Line, handle: Handle):
+        self.name = name
+        self.is_closing = False
+        self._errands: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._line = line
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._last_error: Mapping[str, str] | None = None
+        """what it said before it ended, while nobody listened"""
+
+    def greet(self, deadline: float) -> None:
+        """Waits for it to be ready; refuses one of another version."""
+        with self._lock:
+            word, (theirs, self.address) = self._answer(deadline)
+        assert word == "ready"
+        refuse_other(theirs, f"worker process {self.name}")
+
+    def call(
+        self, word: str, content: Any = None, on_mark: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Has the process do something, and returns what comes of it.
+
+        `on_mark` hears of what it tells meanwhile.
+        """
+        try:
+            with self._lock:
+                self.begin(word, content)
+                return self.finish(on_mark)
+        finally:
+            self._run_errands_if_idle()
+
+    def errand(self, word: str, content: Any) -> None:
+        """Tells the process something, from any thread; it does not answer."""
+        self._errands.put((word, content))
+        self._run_errands_if_idle()
+
+    def begin(self, word: str, content: Any = None) -> None:
+        """Has the process do something; `finish` waits for it."""
+        self._run_errands()
+        self._say(word, content)
+
+    def finish(self, on_mark: Callable[[Any], None] | None = None) -> Any:
+        answer, result = self._answer()
+        while answer == "mark" and on_mark is not None:
+            on_mark(result)
+            answer, result = self._answer()
+        if answer == "failed":
+            raise _retold(result)
+        if answer == "closed":
+            raise Closed
+        return result
+
+    def end(self) -> None:
+        """Asks the process to end."""
+        self.is_closing = True
+        if self._lock.acquire(timeout=GRACE_SECONDS):
+            try:
+                self._say("end")
+            finally:
+                self._lock.release()
+
+    def reap(self, deadline: float) -> None:
+        """Waits for its end, or makes it."""
+        self._handle.end(deadline)
+        self._line.close()
+
+    def _answer(self, deadline: float | None = None) -> tuple[str, Any]:
+        """The next answer; an error if the process dies, or gives no sign of life.
+
+        Before its `deadline` a process that starts need not give any.
+        """
+        silence, before = 0.0, time.monotonic()
+        told_to_stop: float | None = None
+        while True:
+            if deadline is None:
+                self._run_errands()  # who starts does not listen yet
+            message = self._line.hear(POLL_MILLISECONDS)
+            now = time.monotonic()
+            # If we were stopped ourselves (Ctrl-Z), nobody has listened meanwhile.
+            silence, before = silence + min(now - before, BEAT_SECONDS), now
+            if message is not None:
+                silence = 0.0
+                if message[0] != "beat":
+                    return message
+            self._check_alive(self._line.is_silent())
+            if deadline is not None and now > deadline:
+                raise RunError(
+                    f"worker process {self.name} did not start within {START_SECONDS:.0f} seconds"
+                    f"{self._handle.last_words()}"
+                )
+            if deadline is None and silence > SILENCE_SECONDS:
+                raise WorkerLost(
+                    f"worker process {self.name} has given no sign of life for "
+                    f"{SILENCE_SECONDS:.0f} seconds: it is stopped or stuck"
+                )
+            if self.is_closing and told_to_stop is None:
+                told_to_stop = now
+                self._say("stop")
+            # It may wait for a partner that has stopped: collectives are not interrupted.
+            if told_to_stop is not None and now - told_to_stop > GRACE_SECONDS:
+                raise Closed
+
+    def _run_errands_if_idle(self) -> None:
+        """Who holds the line runs them otherwise: while it waits, or when it lets go."""
+        while not self._errands.empty() and self._lock.acquire(blocking=False):
+            try:
+                self._run_errands()
+            except FragflowError:
+                return  # whoever needs it will notice
+            finally:
+                self._lock.release()
+
+    def _run_errands(self) -> None:
+        while not self._errands.empty():
+            self._say(*self._errands.get())
+
+    def _say(self, word: str, content: Any = None) -> None:
+        self._check_alive()
+        try:
+            self._line.say(word, content)
+        except zmq.Again:
+            self._check_alive()  # it may have ended meanwhile, and have said why
+            raise WorkerLost(f"worker process {self.name} does not listen") from None
+
+    @property
+    def loss(self) -> str | None:
+        """How it ended, if it has."""
+        how = self._handle.how_it_ended()
+        return how and f"worker process {self.name} {how}{self._handle.last_words()}"
+
+    def _check_alive(self, is_silent: bool = True) -> None:
+        loss = self.loss
+        if loss is not None and is_silent:
+            while self._last_error is None and (heard := self._line.hear(0)) is not None:
+                self._last_error = heard[1] if heard[0] == "failed" else None
+            raise WorkerLost(loss) if self._last_error is None else _retold(self._last_error)
+
+
+def _retold(told: Mapping[str, str]) -> FragflowError:
+    """An error of a process, as it has told it."""
+    error: FragflowError = getattr(errors, told["kind"], RunError)(told["words"])
+    error.__cause__ = Elsewhere(told["story"]) if told["story"] else None
+    return error

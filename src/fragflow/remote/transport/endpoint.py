@@ -1,0 +1,177 @@
+"""Where a process receives messages: sockets that are bound before anyone is told of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from fragflow.errors import RunError
+from fragflow.remote.transport.unix_socket import Inbox
+
+CAPACITY = 64
+"""messages that may wait in a socket of the network before its sender does"""
+
+Keys = tuple[bytes, bytes]
+"""(public, secret) of one socket
+
+Who does not know the public one cannot connect: it is told to the processes of a run only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a process receives messages, as others know it."""
+
+    path: str | None = None
+    """of a Unix socket, for processes of the same host"""
+    slabs: str | None = None
+    """a directory of shared memory, for processes of the same host"""
+    host: str = ""
+    endpoint: str | None = None
+    """for everyone"""
+    public_key: str | None = None
+    """of that endpoint: messages are encrypted"""
+
+    def is_near(self, other: "Address") -> bool:
+        """Whether they are on the same host."""
+        return self.path is not None and self.host == other.host
+
+    def shares_memory_with(self, other: "Address") -> bool:
+        return self.slabs is not None and (self.slabs, self.host) == (other.slabs, other.host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How a process is reached from other hosts."""
+
+    interface: str
+    """the address of this host that is listened at, and no other"""
+    first_port: int = 0
+    last_port: int = 0
+    """0: any that is free"""
+
+
+class Door:
+    """Where a process receives messages. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context(io_threads=1)
+        self.keys: Keys = zmq.curve_keypair()
+        self._near: Inbox | None = None
+        self._far: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+        self._watched: set[int] = set()
+
+    def bind_path(self, path: str) -> None:
+        """Receives messages of this host."""
+        self._near = Inbox(path)
+
+    def bind_network(self, network: Network, is_encrypted: bool = True) -> str:
+        """Receives messages from other hosts; at which endpoint."""
+        socket = self._far = self.context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, CAPACITY)
+        self._poller.register(socket, zmq.POLLIN)
+        if is_encrypted:
+            curve_server(socket, self.keys)
+        return bind_tcp(socket, network)
+
+    def receive(self, milliseconds: int) -> Sequence[Any] | None:
+        """The next message, in frames; None if there is none by then."""
+        if self._far is None and self._near is not None:
+            return self._near.receive(milliseconds)
+        if self._near is not None and (frames := self._near.receive(0)) is not None:
+            return frames
+        ready = self._wait(milliseconds)
+        if self._far is not None and self._far in ready:
+            return [frame.buffer for frame in self._far.recv_multipart(copy=False)]
+        return self._near.receive(0) if self._near is not None else None
+
+    def _wait(self, milliseconds: int) -> dict[Any, int]:
+        files = self._near.files if self._near is not None else set()
+        for new in files - self._watched:
+            self._poller.register(new, zmq.POLLIN)
+        for old in self._watched - files:
+            self._poller.unregister(old)
+        self._watched = files
+        return dict(self._poller.poll(milliseconds))
+
+    def close(self) -> None:
+        if self._near is not None:
+            self._near.close()
+        if self._far is not None:
+            self._far.close(linger=0)
+        self.context.term()
+
+
+class NetworkOutlet:
+    """Sends to a process of another host."""
+
+    def __init__(self, context: "zmq.Context[Any]", address: Address):
+        assert address.endpoint is not None
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, CAPACITY)
+        if address.public_key is not None:
+            curve_client(self._socket, address.public_key)
+        connect_to(self._socket, address.endpoint)
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Takes a message, if `flush` has said so."""
+        self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+
+    def flush(self, milliseconds: int) -> bool:
+        """Whether the next message can be taken; waits a while for it."""
+        return bool(self._socket.poll(milliseconds, zmq.POLLOUT))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+def open_door(
+    directory: Path, label: str, host: str = "", network: Network | None = None
+) -> tuple[Door, Address]:
+    """The door of a process, and its address."""
+    door = Door()
+    address = Address(path=f"{directory}/{label}", slabs=str(directory), host=host)
+    door.bind_path(f"{directory}/{label}")
+    if network is not None:
+        endpoint = door.bind_network(network)
+        address = replace(address, endpoint=endpoint, public_key=door.keys[0].decode())
+    return door, address
+
+
+def curve_server(socket: "zmq.Socket[bytes]", keys: Keys) -> None:
+    """Makes `socket` a CURVE server: encrypted, and only for clients that know its public key."""
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = keys
+
+
+def curve_client(socket: "zmq.Socket[bytes]", server_key: str) -> None:
+    socket.curve_serverkey = server_key.encode()
+    socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+
+
+def connect_to(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """Connects a socket to where another one is bound."""
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+    socket.connect(endpoint)
+
+
+def bind_tcp(socket: "zmq.Socket[bytes]", network: Network) -> str:
+    """Binds a socket to a free port; its endpoint."""
+    if ":" in network.interface:
+        socket.setsockopt(zmq.IPV6, 1)
+    interface = f"[{network.interface}]" if ":" in network.interface else network.interface
+    wanted = range(network.first_port, network.last_port + 1) if network.first_port else ["*"]
+    for port in wanted:
+        try:
+            socket.bind(f"tcp://{interface}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise RunError(f"cannot listen at {network.interface}: {error}") from None
+        else:
+            return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    raise RunError(
+        f"all ports from {network.first_port} to {network.last_port} of {network.interface} are in "
+        "use: allow more of them (ports, in the cluster's file)"
+    )

@@ -1,0 +1,330 @@
+"""A worker's process: does what its coordinator says, and ends with it.
+
+One thread listens and gives signs of life; another one computes. On one machine it is started as
+`python -m fragflow.remote.worker.main ENDPOINT DIRECTORY LABEL PARENT`.
+"""
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import zmq
+from jax.sharding import Mesh
+
+from fragflow import errors
+from fragflow._jax import REPLICA_AXIS
+from fragflow.api.host import Host
+from fragflow.blame import has_story, judged, story_of
+from fragflow.graph.replicas.kinds import UNIFORM
+from fragflow.remote.protocol.control import BEAT_SECONDS, Line
+from fragflow.remote.protocol.exported import compile_shipped
+from fragflow.remote.protocol.groups import Membership, free_endpoint, join
+from fragflow.remote.protocol.jobs import CODEC, Duty, Hosting, Order, Settled
+from fragflow.remote.protocol.recipes import make
+from fragflow.remote.protocol.versions import versions
+from fragflow.remote.transport.endpoint import Address, Door, Network, open_door
+from fragflow.remote.transport.frames import arrays_of
+from fragflow.remote.transport.mailbox import POLL_MILLISECONDS, Moves, Post
+from fragflow.remote.worker.checkpoints import Marker
+from fragflow.runtime.asynchrony.server_queue import Desk, Hand
+from fragflow.runtime.drivers.channels import Closed
+from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.traffic import Sent, together
+from fragflow.runtime.drivers.worker import Worker
+from fragflow.runtime.hosts.pool import HostPool
+from fragflow.runtime.programs.devices import compute_in_calling_thread
+from fragflow.runtime.programs.layout import Group, Layout, OneDevice, kind_of, on_host
+
+PATIENCE_SECONDS = 3.0
+"""for messages, beyond that for environments: theirs is the cause where both are late"""
+
+
+class WorkerProcess:
+    """Carries out requests, one after the other, in a thread of its own."""
+
+    def __init__(self, door: Door, network: Network) -> None:
+        self._door = door
+        self._network = network
+        self.pools: dict[str, HostPool] = {}
+        self.post: Post | None = None
+        self.crew: Crew | None = None
+        self.hand: Hand | None = None
+        self.timeout_seconds = 120.0
+        self.marker: Marker | None = None
+        self._moves: Moves = queue.SimpleQueue()
+        self._is_member = False
+        """of a group of processes, whose devices it sees too"""
+        self._requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.bell, self._rope = os.pipe()
+        """readable when there is an answer"""
+        self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
+        self._thread.start()
+
+    def request(self, word: str, content: Any) -> None:
+        self._requests.put((word, content))
+
+    def stop(self) -> None:
+        """Ends what waits for messages."""
+        if self.post is not None:
+            self.post.is_closed = True
+
+    def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
+        """A process that we exchange messages with was replaced, perhaps while we started."""
+        self._moves.put((target, address, counts))
+
+    def forget(self, counts: Mapping[int, int]) -> None:
+        """By lane, messages that no replacement of ours will ask for again."""
+        if self.marker is not None:
+            self.marker.forget(counts)
+
+    def stuck(self) -> dict[str, str] | None:
+        """An error if environments do not answer."""
+        for pool in self.pools.values():
+            fault = pool.stuck(self.timeout_seconds)
+            if fault is not None:
+                return _told(fault)
+        return None
+
+    def end(self, grace_seconds: float) -> None:
+        self.stop()
+        self._requests.put(None)
+        self._thread.join(grace_seconds)
+        for pool in self.pools.values():
+            with contextlib.suppress(Exception):
+                pool.close()
+
+    def _work(self) -> None:
+        methods: dict[str, Callable[[Any], Any]] = {
+            "endpoint": lambda _: free_endpoint(self._network),
+            "join": self._join,
+            "host": self._host,
+            "ask": self._ask,
+            "order": self._order,
+            "preload": self._preload,
+            "run": self._run,
+            "work": self._work_once,
+            "state": self._state,
+        }
+        while (request := self._next_request()) is not None:
+            word, content = request
+            try:
+                self._answer("done", methods[word](content))
+            except Closed:
+                self._answer("closed", None)
+            except BaseException as error:  # whatever it is, the coordinator must hear of it
+                traceback.print_exc()  # for the process's log
+                self._answer("failed", self._failure(error))
+        if self.post is not None:
+            self.post.close()
+
+    def _next_request(self) -> tuple[str, Any] | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._requests.get(timeout=POLL_MILLISECONDS / 1000)
+            if self.post is not None:
+                self.post.idle()
+
+    def answers(self) -> Iterator[tuple[str, Any]]:
+        """What has been done since."""
+        while not self._answers.empty():
+            os.read(self.bell, 1)
+            yield self._answers.get()
+
+    def _answer(self, word: str, content: Any) -> None:
+        self._answers.put((word, content))
+        os.write(self._rope, b".")
+
+    def _failure(self, error: BaseException) -> dict[str, str]:
+        return _told(error if self.crew is None else self.crew.error(error))
+
+    def _join(self, membership: Membership) -> None:
+        join(membership, self._network)
+        self._is_member = True
+
+    def _host(self, hosting: Hosting) -> None:
+        sys.path.extend(path for path in hosting.path if path not in sys.path)
+        host = Host(make(hosting.environment))
+        self.pools[hosting.fragment] = HostPool(host, hosting.ids, in_turns=hosting.in_turns)
+
+    def _ask(self, content: tuple[str, str, list[Any]]) -> list[np.ndarray]:
+        fragment, method, arguments = content
+        return [np.asarray(a) for a in self.pools[fragment].call(method, *arguments)]
+
+    def _order(self, order: Order) -> dict[str, Settled]:
+        """Answers what has become of each worker."""
+        self.timeout_seconds = order.timeout_seconds
+        channels: Any
+        if order.fdg.server is None:
+            channels = self.post = Post(
+                order.me,
+                self._door,
+                order.addresses,
+                order.lanes,
+                order.timeout_seconds + PATIENCE_SECONDS,
+                order.incarnation,
+                expendable=order.expendable,
+                moves=self._moves,
+            )
+        else:
+            channels = Desk()
+        workers = [self._worker(order, duty, channels) for duty in order.duties]
+        self.crew = Crew(workers, order.script)
+        if self.post is not None and order.me in order.expendable:
+            self.marker = Marker(order, self.crew, self.post, self._answer)
+        if order.fdg.server is not None:
+            self.hand = Hand(order.fdg, self.crew, channels)
+        return {
+            worker.name: Settled(
+                computed=worker.computed,
+                devices=tuple(worker.devices),
+                processor=worker.processor,
+            )
+            for worker in workers
+        }
+
+    def _worker(self, order: Order, duty: Duty, channels: Any) -> Worker:
+        fragment = duty.part.fragment
+        available = jax.devices(fragment.device)
+        devices = available if self._is_member else [available[k] for k in duty.devices]
+        layout: Layout = (
+            Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))
+            if fragment.group
+            else OneDevice(device=devices[0])
+        )
+        kinds = order.fdg.kinds[fragment.name]
+        values = {v: layout.place(array, UNIFORM) for v, array in duty.constants.items()}
+        values |= {v: layout.place(a, kind_of(v, kinds)) for v, a in duty.values.items()}
+        for carry in fragment.loop.carries:
+            values[carry.init] = values[carry.inside]
+        return Worker(
+            order.fdg,
+            duty.part,
+            duty.replicas,
+            layout,
+            [compile_shipped(program, layout) for program in duty.programs],
+            values,
+            channels,
+            self.pools.get(fragment.name),
+        )
+
+    def _preload(self, content: tuple[str, int, int, list[Any]]) -> None:
+        message, sender, receiver, payload = content
+        assert self.post is not None
+        self.post.open(message, sender, receiver).put(payload)
+
+    def _run(self, content: tuple[int, int]) -> tuple[dict[str, Any], Sent]:
+        assert self.crew is not None
+        if self.marker is not None:
+            self.marker.run(*content)
+            return {}, self._sent()
+        metrics = self.crew.run(*content)
+        return {worker.name: found for worker, found in metrics.items()}, self._sent()
+
+    def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
+        assert self.hand is not None
+        metrics, payloads = self.hand.work(*content)
+        told = {name: arrays_of(payload) for name, payload in payloads.items()}
+        return dict(metrics), told, self._sent()
+
+    def _state(self, _content: None) -> tuple[dict[str, Any], Sent]:
+        assert self.crew is not None
+        state = {
+            name: {value: on_host(array) for value, array in worker.state().items()}
+            for name, worker in self.crew.workers.items()
+        }
+        return state, self._sent()
+
+    def _sent(self) -> Sent:
+        """By this process, so far."""
+        if self.hand is not None:
+            return self.hand.sent
+        assert self.crew is not None
+        assert self.post is not None
+        return together([self.post.sent, self.crew.sent])
+
+
+def _told(error: BaseException) -> dict[str, str]:
+    """An error as data: its kind, its message and, where that tells more, the traceback."""
+    made = judged(error, is_running=True)
+    story = story_of(made) if has_story(made) else ""
+    kind = next(cls for cls in type(made).__mro__ if hasattr(errors, cls.__name__))
+    return {"kind": kind.__name__, "words": str(made), "story": story}
+
+
+def serve(
+    line: Line, door: Door, address: Address, network: Network, is_orphan: Callable[[], bool]
+) -> bool:
+    """Listens until the coordinator says goodbye; False if it is gone without."""
+    if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "False":
+        compute_in_calling_thread()  # of its variables, JAX does not read this one
+    worker = WorkerProcess(door, network)
+    try:
+        line.say("ready", (versions(), address))
+        while not is_orphan():
+            if not _listen(line, worker, until=time.monotonic() + BEAT_SECONDS):
+                worker.end(grace_seconds=2.0)
+                line.close()
+                return True
+            line.beat()
+            stuck = worker.stuck()
+            if stuck is not None:
+                line.say("failed", stuck)
+    except zmq.Again:
+        pass  # nobody listens any more
+    except Exception as error:
+        with contextlib.suppress(zmq.Again):
+            line.say("failed", _told(error))
+        raise
+    return False
+
+
+def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
+    """Does what the coordinator says for a while; False when it says that this is the end."""
+    while time.monotonic() < until:
+        heard = line.hear(POLL_MILLISECONDS, worker.bell)
+        if heard is not None:
+            word, content = heard
+            if word == "end":
+                return False
+            if word == "stop":
+                worker.stop()
+            elif word == "move":
+                worker.move(*content)
+            elif word == "forget":
+                worker.forget(content)
+            else:
+                worker.request(word, content)
+        for answer in worker.answers():
+            line.say(*answer)
+    return True
+
+
+def main(endpoint: str, directory: str, label: str, parent: str) -> None:
+    """A process of one machine, which ends with the process that started it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # such as a scheduler's, to all of a job
+        signal.signal(number, signal.SIG_IGN)  # the coordinator ends a run in good order
+    line = Line(zmq.Context(), CODEC)
+    line.connect(endpoint)
+    door, address = open_door(Path(directory), label)
+    network = Network(interface="127.0.0.1")
+    if not serve(line, door, address, network, is_orphan=lambda: os.getppid() != int(parent)):
+        # The coordinator was killed: nobody else clears up.
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(1)
+    os._exit(0)  # whatever environments have left running
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,263 @@
+"""The asynchronous runtime: workers at their own pace, and a server that handles what comes.
+
+The graph is that of one worker and the server. The server's program is a handler: it takes one
+worker's message and its own state, and gives its next state and an answer. What it keeps per
+environment is kept by sender.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.errors import RunError
+from fragflow.graph.ir import FDG, Value
+from fragflow.graph.replicas.kinds import Kind, Tag
+from fragflow.runtime.asynchrony.server_queue import Desk, Hand, Letter, Office
+from fragflow.runtime.drivers.channels import Closed
+from fragflow.runtime.drivers.codegen import write
+from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.threads import POLL_SECONDS, Streams
+from fragflow.runtime.drivers.traffic import Sent, together
+from fragflow.runtime.drivers.worker import Metrics, Worker
+from fragflow.runtime.hosts.pool import HostPool, close_pools
+from fragflow.runtime.lockstep import devices_of
+from fragflow.runtime.observer import Devices
+from fragflow.runtime.planning.plan import Plan, make_plan
+from fragflow.runtime.programs.assembly import Assembly, Progress
+from fragflow.runtime.programs.layout import kind_of
+
+GRACE_SECONDS = 5.0
+"""for threads to end by themselves"""
+
+
+class AsyncRuntime:
+    """Runs several workers and one server in this process."""
+
+    def __init__(
+        self,
+        fdg: FDG,
+        state: Mapping[Value, np.ndarray | jax.Array],
+        sources: Mapping[Value, np.ndarray],
+        *,
+        workers: int,
+        bound: int,
+        ahead: int,
+        pools: Mapping[str, Sequence[HostPool]] | None = None,
+        row_kinds: Mapping[Value, Kind] | None = None,
+        implementations: Mapping[str, str] | None = None,
+        stall_timeout_seconds: float = 120.0,
+        progress: Progress | None = None,
+    ):
+        """`fdg` is the graph of one worker; `state` and `sources` are of all of them."""
+        assert fdg.server is not None
+        self.fdg = fdg
+        self._pools = pools or {}
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._count = workers
+        self._office = Office(workers, bound, ahead)
+        plan = make_plan(fdg)
+        self._assembly = Assembly(
+            fdg,
+            plan,
+            state,
+            sources,
+            row_kinds=row_kinds,
+            implementations=implementations,
+            progress=progress,
+        )
+        self._hands: list[Any] = self._start(plan)
+        self._desk = Desk()
+        self._server = self._worker(fdg.server, 0, self._desk)
+        self._server_crew = Crew([self._server], write(fdg, plan, [fdg.server]))
+        self._kept_by_sender = self._server_rows()
+        self.num_programs = self._assembly.num_programs
+        self.picks = self._assembly.picks
+        self.total_iterations = int(sources["total_iterations"])
+        self._letters: list[dict[int, tuple[Metrics, int]]] = [{} for _ in range(workers)]
+        """by worker and iteration, what the server made of a letter, and its lag"""
+        self._failure: tuple[Any, BaseException] | None = None
+        self._lock = threading.Lock()
+        self._streams = Streams(
+            [f"worker {w}" for w in range(workers)],
+            [lambda index, w=w: self._work(w, index) for w in range(workers)],
+            lambda w, error: self._fail(self._hands[w], error),
+        )
+        self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
+        self._thread.start()
+
+    @property
+    def sent(self) -> Sent:
+        """What workers have handed in, and the answers that they were given."""
+        return together(hand.sent for hand in self._hands)
+
+    @property
+    def devices(self) -> Devices:
+        workers = [worker for hand in self._hands for worker in hand.workers.values()]
+        return devices_of([*workers, self._server])
+
+    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
+        """Results of `count` iterations of every worker; meanwhile they may go on."""
+        end = start + count
+        self._streams.allow(min(end + count, self.total_iterations))
+        return self._rows(start, end)
+
+    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
+        """Finishes what some workers have begun; results of iterations from `made` on."""
+        end = self._streams.stop()
+        return self._rows(made, end) if end > made else []
+
+    def state(self) -> dict[Value, np.ndarray]:
+        """Every state leaf as one array over all environments."""
+        leaves: dict[Value, np.ndarray] = {}
+        for carry in self.fdg.program.loop.carries:
+            name = carry.inside
+            kind = kind_of(name, self.fdg.row_kinds)
+            if name in self._server.state():
+                rows = [kept.get(name) for kept in self._kept_by_sender]
+                parts = rows if kind.tag is Tag.VARYING else [self._server.state()[name]]
+            else:
+                parts = [
+                    worker.state()[name]
+                    for hand in self._hands
+                    for worker in hand.workers.values()
+                    if name in worker.state()
+                ]
+            arrays = [np.asarray(part) for part in parts]
+            is_divided = kind.tag is Tag.VARYING and len(arrays) > 1
+            leaves[name] = np.concatenate(arrays, kind.axis) if is_divided else arrays[0]
+        return leaves
+
+    def close(self) -> None:
+        """Ends all threads."""
+        self._office.close()
+        self._streams.close(GRACE_SECONDS)
+        self._thread.join(GRACE_SECONDS)
+        close_pools(self._pools)
+
+    def _start(self, plan: Plan) -> list[Any]:
+        """One for each worker."""
+        team = [name for name in self.fdg.fragments if name != self.fdg.server]
+        script = write(self.fdg, plan, team)
+        hands = []
+        for w in range(self._count):
+            desk = Desk()
+            crew = Crew([self._worker(name, w, desk) for name in team], script)
+            hands.append(Hand(self.fdg, crew, desk))
+        return hands
+
+    def _worker(self, name: str, index: int, channels: Any) -> Worker:
+        part = self._assembly.plan.parts[name]
+        (layout,) = self._assembly.layouts(name)
+        portion = (index, self._count)
+        return Worker(
+            self.fdg,
+            part,
+            [0],
+            layout,
+            self._assembly.programs(name, layout),
+            self._assembly.first_values(part, layout, portion, self.fdg.row_kinds),
+            channels,
+            self._pools[name][index] if name in self._pools else None,
+        )
+
+    def _server_rows(self) -> list[dict[Value, jax.Array]]:
+        """By sender, what the server has of its environments."""
+        part, (layout,) = self._server.part, self._assembly.layouts(self._server.name)
+        names = [
+            name
+            for name in self._server.values
+            if kind_of(name.removesuffix("@init"), self.fdg.row_kinds).tag is Tag.VARYING
+        ]
+        rows = []
+        for w in range(self._count):
+            portion = (w, self._count)
+            values = self._assembly.first_values(part, layout, portion, self.fdg.row_kinds)
+            rows.append({name: values[name] for name in names})
+        return rows
+
+    def _work(self, w: int, index: int) -> Mapping[str, Metrics]:
+        """One iteration of a worker, with the newest parameters."""
+        answers = self._office.begin(w)
+        metrics, payloads = self._hands[w].work(index, answers)
+        self._office.post(Letter(worker=w, iteration=index, payloads=payloads))
+        return metrics
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                letter = self._office.take()
+                kept = self._kept_by_sender[letter.worker]
+                self._server.values.update(kept)
+                self._desk.lay(letter.payloads)
+                metrics = self._server_crew.run(letter.iteration, 1)[self._server]
+                kept.update({name: self._server.values[name] for name in kept})
+                # Before the answer: then it counts as handled, and is looked for.
+                made = (metrics, self._office.lag(letter))
+                self._letters[letter.worker][letter.iteration] = made
+                self._office.answer(letter, self._desk.answers())
+        except Closed:
+            pass
+        except BaseException as error:  # whatever it is, the run must hear of it
+            self._fail(self._server_crew, error)
+
+    def _fail(self, crew: Any, error: BaseException) -> None:
+        """`crew` is where the error occurred."""
+        with self._lock:
+            if self._failure is None and not isinstance(error, Closed):
+                self._failure = (crew, error)
+        self._office.close()
+
+    def _rows(self, start: int, end: int) -> list[dict[str, np.ndarray]]:
+        self._await(end)
+        return [self._row(index) for index in range(start, end)]
+
+    def _await(self, end: int) -> None:
+        before, since = -1, time.monotonic()
+        while not (self._office.have_handled(end, POLL_SECONDS) and self._streams.have_made(end)):
+            for hand in self._hands:
+                for worker in hand.workers.values():
+                    stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
+                    if stuck:
+                        self._fail(hand, stuck)
+            if self._failure is not None:
+                crew, cause = self._failure
+                raise crew.error(cause)
+            handled = sum(self._office.handled)
+            if handled != before:
+                before, since = handled, time.monotonic()
+            elif time.monotonic() - since > self._stall_timeout_seconds:
+                slowest = min(range(self._count), key=lambda w: self._office.handled[w])
+                raise RunError(
+                    f"no message was handled for {self._stall_timeout_seconds:.0f} seconds: worker "
+                    f"{slowest} or the server is stuck at iteration "
+                    f"{self._office.handled[slowest]}"
+                )
+
+    def _row(self, index: int) -> dict[str, np.ndarray]:
+        made = [results.pop(index) for results in self._streams.results]
+        served = [letters.pop(index) for letters in self._letters]
+        row: dict[str, np.ndarray] = {}
+        for stack in self.fdg.program.loop.stacks:
+            parts = [
+                metrics[stack.outside][0]
+                for metrics in (*(m for each in made for m in each.values()), *_first(served))
+                if stack.outside in metrics
+            ]
+            kind = kind_of(stack.element, self.fdg.row_kinds)
+            label = self.fdg.program.labels[stack.outside]
+            row[label] = (
+                np.concatenate(parts, kind.axis)
+                if kind.tag is Tag.VARYING
+                else np.mean(parts, axis=0)
+            )
+        lags = [lag for _, lag in served]
+        row["0.lag"], row["0.lag_max"] = np.asarray(np.mean(lags)), np.asarray(max(lags))
+        return row
+
+
+def _first(pairs: Sequence[tuple[Metrics, int]]) -> list[Metrics]:
+    return [metrics for metrics, _ in pairs]

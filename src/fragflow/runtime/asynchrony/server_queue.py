@@ -1,0 +1,182 @@
+"""The server of an asynchronous run as workers meet it: its queue, and what each worker does."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fragflow.graph.ir import FDG, Transfer
+from fragflow.runtime.asynchrony.ledger import Ledger
+from fragflow.runtime.drivers.channels import Closed, Payload
+from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.traffic import Sent, together
+from fragflow.runtime.drivers.worker import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """All that a worker sends in one iteration."""
+
+    worker: int
+    iteration: int
+    payloads: Mapping[str, Payload]
+    """by message"""
+
+
+class Office:
+    """The queue between asynchronous workers and their server, shared by all threads.
+
+    It is bounded: a worker blocks while its letters are unhandled.
+    """
+
+    def __init__(self, workers: int, bound: int, ahead: int):
+        self.handled = [0] * workers
+        """letters of each worker that were handled"""
+        self.newest: Mapping[str, Payload] | None = None
+        """what the server answered last; None before its first answer"""
+        self._posted = [0] * workers
+        self._ahead = ahead
+        self._waiting: list[Letter] = []
+        self._ledger = Ledger(bound=bound)
+        self._is_closed = False
+        self._change = threading.Condition()
+
+    def begin(self, worker: int) -> Mapping[str, Payload] | None:
+        """The newest parameters, when enough of the worker's letters were handled."""
+        with self._change:
+            self._wait_for(lambda: self._posted[worker] - self.handled[worker] <= self._ahead)
+            self._ledger = self._ledger.begin(worker)
+            return self.newest
+
+    def post(self, letter: Letter) -> None:
+        with self._change:
+            self._posted[letter.worker] += 1
+            self._waiting.append(letter)
+            self._change.notify_all()
+
+    def take(self) -> Letter:
+        """The next letter for the server."""
+        chosen: int | None = None
+
+        def choose() -> bool:
+            nonlocal chosen
+            chosen = self._ledger.choose([letter.worker for letter in self._waiting])
+            return chosen is not None
+
+        with self._change:
+            self._wait_for(choose)
+            letter = next(letter for letter in self._waiting if letter.worker == chosen)
+            self._waiting.remove(letter)
+            return letter
+
+    def lag(self, letter: Letter) -> int:
+        """The lag, in versions, of what the server handles now and has not answered yet."""
+        with self._change:
+            return self._ledger.handle(letter.worker)[1]
+
+    def answer(self, letter: Letter, answer: Mapping[str, Payload]) -> None:
+        """Publishes the server's new parameters."""
+        with self._change:
+            self._ledger, _ = self._ledger.handle(letter.worker)
+            self.newest = answer
+            self.handled[letter.worker] += 1
+            self._change.notify_all()
+
+    def have_handled(self, count: int, timeout_seconds: float) -> bool:
+        """Whether `count` letters of every worker were handled; waits a while for it."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self._is_closed or min(self.handled) >= count, timeout=timeout_seconds
+            )
+            return min(self.handled) >= count
+
+    def close(self) -> None:
+        """Wakes everyone who waits."""
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        self._change.wait_for(lambda: self._is_closed or condition())
+        if self._is_closed:
+            raise Closed
+
+
+class Desk:
+    """The channels of one side: what has come lies on it, what is to go is collected."""
+
+    def __init__(self) -> None:
+        self._payloads: Mapping[str, Payload] = {}
+        self._answers: dict[str, Payload] = {}
+
+    def open(self, message: str, sender: int, receiver: int) -> "_Slot":
+        del sender, receiver
+        return _Slot(self, message)
+
+    def get(self, source: "_Slot", what: str) -> Payload:
+        del what
+        return self._payloads[source.message]
+
+    def lay(self, payloads: Mapping[str, Payload]) -> None:
+        """What `get` gives from now on."""
+        self._payloads, self._answers = payloads, {}
+
+    def send(self, message: str, payload: Payload) -> None:
+        self._answers[message] = payload
+
+    def answers(self) -> Mapping[str, Payload]:
+        """What was sent since."""
+        return self._answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where one message is put or taken."""
+
+    at: Any
+    message: str
+
+    def put(self, payload: Payload) -> None:
+        self.at.send(self.message, payload)
+
+
+class Hand:
+    """A crew whose messages to and from the server go over a desk."""
+
+    def __init__(self, fdg: FDG, crew: Crew, desk: Desk):
+        self.crew = crew
+        self._desk = desk
+        self._exchanged = Sent()
+        """with the server"""
+        self._down: Sequence[Transfer] = [t for t in fdg.transfers if t.source == fdg.server]
+
+    @property
+    def sent(self) -> Sent:
+        return together([self._exchanged, self.crew.sent])
+
+    @property
+    def workers(self) -> Mapping[str, Any]:
+        return self.crew.workers
+
+    def error(self, cause: BaseException) -> Any:
+        return self.crew.error(cause)
+
+    def work(
+        self, index: int, answers: Mapping[str, Payload] | None
+    ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
+        """One iteration, with the server's last answers; its metrics, and what it hands in."""
+        held: dict[str, Payload] = {}
+        for transfer in self._down:
+            worker = self.crew.workers[transfer.target]
+            mirrors = {c.next: c.inside for c in worker.part.fragment.loop.carries}
+            names = [mirrors[parcel.value] for parcel in transfer.parcels]
+            if answers is not None:
+                self._exchanged.add(answers[transfer.name])
+                for name, array in zip(names, answers[transfer.name], strict=True):
+                    worker.adopt(name, array)
+            held[transfer.name] = [worker.values[name] for name in names]
+        self._desk.lay(held)
+        metrics = self.crew.run(index, 1)
+        for payload in self._desk.answers().values():
+            self._exchanged.add(payload)
+        return {worker.name: found for worker, found in metrics.items()}, self._desk.answers()

@@ -1,0 +1,114 @@
+"""A crew is the workers of one thread, driven by a script that was written for them."""
+
+import linecache
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fragflow.blame import GENERATED, judged
+from fragflow.errors import FragflowError
+from fragflow.runtime.drivers.codegen import Script, identifier
+from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.drivers.worker import Metrics, Worker
+from fragflow.runtime.planning.instructions import Ask, Get, Keep, Put, Run, Turn
+from fragflow.runtime.programs.layout import on_host
+
+
+class Crew:
+    """Runs iterations of one or several workers in the thread that calls it."""
+
+    def __init__(self, workers: Sequence[Worker], script: Script | None):
+        """Without a script, the only worker's training loop is one program."""
+        self.workers = {worker.name: worker for worker in workers}
+        self.sent = Sent()
+        """by one of its workers to another"""
+        self._script = script
+        if script is not None:
+            self._file = f"{GENERATED}{', '.join(self.workers)}>"
+            scope = self._bound(script)
+            exec(compile(script.text, self._file, "exec"), scope)
+            self._drive = scope["drive"]
+            # Tracebacks show the generated lines.
+            lines = script.text.splitlines(keepends=True)
+            linecache.cache[self._file] = (len(script.text), None, lines, self._file)
+
+    def run(self, start: int, count: int) -> Mapping[Worker, Metrics]:
+        """Runs iterations `start` to `start + count` and returns each worker's metrics."""
+        if self._script is None:
+            (worker,) = self.workers.values()
+            metrics = {worker: worker.run_fused(start, count)}
+        else:
+            places = self._script.first.values()
+            first = [self.workers[fragment].values[value] for fragment, value in places]
+            kept, last, handed = self._drive(first, start, count)
+            for times, arrays in handed:
+                self.sent.add(arrays, times)
+            for (fragment, value), array in zip(places, last, strict=True):
+                self.workers[fragment].values[value] = array
+            metrics = {
+                worker: {
+                    stack.outside: [on_host(row) for row in rows]
+                    for stack, rows in zip(worker.part.fragment.loop.stacks, lists, strict=True)
+                }
+                for worker, lists in zip(self.workers.values(), kept, strict=True)
+            }
+        for worker in self.workers.values():
+            worker.wait()
+        return metrics
+
+    def error(self, cause: BaseException) -> FragflowError:
+        """What went wrong, and where."""
+        if isinstance(cause, FragflowError):
+            return cause
+        worker, where = self._where(cause)
+        replicas = ",".join(map(str, worker.replicas))
+        where = f"fragment {worker.name}[{replicas}] failed in {where}"
+        return judged(cause, is_running=True, where=where)
+
+    def _where(self, cause: BaseException) -> tuple[Worker, str]:
+        first = next(iter(self.workers.values()))
+        if self._script is None:
+            return first, f"training ({first.name})"
+        for frame in traceback.extract_tb(cause.__traceback__):
+            doing = self._script.doing.get(frame.lineno or 0)
+            if frame.filename == self._file and doing is not None:
+                name, instruction = doing
+                worker = self.workers[name]
+                match instruction:
+                    case Run(segment):
+                        program = worker.programs[segment]
+                        return worker, f"segment {program.name}, which runs {program.line}"
+                    case Ask() | Keep() | Turn():
+                        return worker, "a call of its environments"
+                    case Put(transfer):
+                        return worker, f"sending message {transfer.name} to {transfer.target}"
+                    case Get(transfer):
+                        return worker, f"receiving message {transfer.name} of {transfer.source}"
+        return first, "its training loop"
+
+    def _bound(self, script: Script) -> dict[str, Any]:
+        """What the script finds defined."""
+        scope: dict[str, Any] = {}
+        for name, (fragment, instruction) in script.functions.items():
+            worker = self.workers[fragment]
+            match instruction:
+                case Run(segment):
+                    scope[name] = worker.caller(worker.programs[segment])
+                case Ask(call):
+                    scope[name] = worker.asker(worker.part.host_calls[call])
+                case Turn(turns):
+                    scope[name] = worker.roamer(turns)
+                case Put(transfer):
+                    scope[name] = worker.sender(transfer)
+                case Get(transfer):
+                    scope[name] = worker.receiver(transfer)
+        for name, fragment in script.numbers.items():
+            scope[name] = self.workers[fragment].number
+        for name, loops in script.steps.items():
+            numbers = [self.workers[fragment].steps(loop) for fragment, loop in loops]
+            plan = self.workers[loops[0][0]].part.loops[loops[0][1]]
+            scope[name] = list(zip(plan.order, *numbers, strict=True))
+        for name, (fragment, value) in script.rows.items():
+            scope[name] = self.workers[fragment].room_for(value)
+            scope[f"spread_{identifier(fragment)}"] = self.workers[fragment].spread_rows
+        return scope

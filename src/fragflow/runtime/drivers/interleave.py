@@ -1,0 +1,158 @@
+"""In which order one thread does the work of several fragments.
+
+Every fragment's instructions follow the order of the one program they were cut from. So do all of
+them together, and a message is then sent before anyone of the same thread waits for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fragflow.runtime.planning.instructions import (
+    Ask,
+    Code,
+    Enter,
+    Get,
+    Instruction,
+    Keep,
+    Message,
+    Put,
+    Repeat,
+    Run,
+    Turn,
+    Work,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One fragment does one thing."""
+
+    fragment: str
+    instruction: Work | Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLoop:
+    """Several fragments go through the same loop together."""
+
+    loops: Mapping[str, int]
+    """the loop's number in each fragment"""
+    length: int
+    body: "Block"
+
+
+Block: TypeAlias = tuple[Step | SharedLoop, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nest:
+    """A loop of one fragment, with what is in it."""
+
+    enter: Enter
+    name: str
+    body: "list[Work | Message | _Nest]"
+
+
+_Item: TypeAlias = Work | Message | _Nest
+
+
+class Order:
+    """Where in the program each message and each loop with messages stands."""
+
+    def __init__(
+        self,
+        messages: Sequence[str],
+        codes: Mapping[str, Code],
+        loop_names: Mapping[str, Sequence[str]],
+    ):
+        """`messages` are in program order; a loop goes by the same name in every fragment."""
+        self._of_message = {name: k for k, name in enumerate(messages)}
+        self._of_loop: dict[str, int] = {}
+        for fragment, code in codes.items():
+            around: list[str] = []
+            for instruction in code:
+                match instruction:
+                    case Enter():
+                        around.append(loop_names[fragment][instruction.loop])
+                    case Repeat():
+                        around.pop()
+                    case Put() | Get():
+                        place = self._of_message[instruction.transfer.name]
+                        for loop in around:
+                            self._of_loop[loop] = min(place, self._of_loop.get(loop, place))
+
+    def of(self, item: _Item) -> tuple[int, int] | None:
+        """What comes first has the smaller number; a message is sent before it is awaited.
+
+        None for what a fragment does by itself, without a message.
+        """
+        if isinstance(item, Run | Ask | Keep | Turn):
+            return None
+        if isinstance(item, _Nest):
+            return (self._of_loop[item.name], 0) if item.name in self._of_loop else None
+        return self._of_message[item.transfer.name], 1 if isinstance(item, Put) else 2
+
+
+def merged(
+    codes: Mapping[str, Code], loop_names: Mapping[str, Sequence[str]], order: Order
+) -> Block:
+    """One order for the instructions of several fragments."""
+    return _merge({f: _nested(code, loop_names[f]) for f, code in codes.items()}, order)
+
+
+def _nested(code: Sequence[Instruction], names: Sequence[str]) -> list[_Item]:
+    blocks: list[list[_Item]] = [[]]
+    for instruction in code:
+        match instruction:
+            case Enter():
+                nest = _Nest(enter=instruction, name=names[instruction.loop], body=[])
+                blocks[-1].append(nest)
+                blocks.append(nest.body)
+            case Repeat():
+                blocks.pop()
+            case _:
+                blocks[-1].append(instruction)
+    return blocks[0]
+
+
+def _merge(items: Mapping[str, Sequence[_Item]], order: Order) -> Block:
+    left = {fragment: list(block) for fragment, block in items.items()}
+    block: list[Step | SharedLoop] = []
+
+    def run_ahead(fragment: str) -> None:
+        """What a fragment does by itself before its next message."""
+        queue = left[fragment]
+        while queue and order.of(queue[0]) is None:
+            block.append(take(fragment))
+
+    def take(fragment: str) -> Step | SharedLoop:
+        item = left[fragment].pop(0)
+        if isinstance(item, _Nest):
+            return _shared({fragment: item}, order)
+        return Step(fragment=fragment, instruction=item)
+
+    def next_place(fragment: str) -> tuple[int, int] | None:
+        return next((place for i in left[fragment] if (place := order.of(i)) is not None), None)
+
+    while places := {f: p for f in left if (p := next_place(f)) is not None}:
+        first = min(places.values())
+        group = [f for f, place in places.items() if place == first]
+        for fragment in group:
+            run_ahead(fragment)
+        if isinstance(left[group[0]][0], _Nest):
+            block.append(_shared({f: left[f].pop(0) for f in group}, order))
+        else:
+            block += [take(fragment) for fragment in group]
+    for fragment in left:
+        run_ahead(fragment)
+    return tuple(block)
+
+
+def _shared(nests: Mapping[str, _Item], order: Order) -> SharedLoop:
+    loops = {f: nest for f, nest in nests.items() if isinstance(nest, _Nest)}
+    return SharedLoop(
+        loops={f: nest.enter.loop for f, nest in loops.items()},
+        length=next(iter(loops.values())).enter.length,
+        body=_merge({f: nest.body for f, nest in loops.items()}, order),
+    )

@@ -1,0 +1,227 @@
+"""A worker holds what one replica of a fragment needs: its programs, its values, its channels."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.graph.extent import Extent
+from fragflow.graph.ir import FDG, Transfer, Value
+from fragflow.graph.replicas.kinds import UNIFORM, varying
+from fragflow.runtime.drivers.channels import Lanes
+from fragflow.runtime.hosts.out_of_order import Roamer
+from fragflow.runtime.hosts.pool import HostPool
+from fragflow.runtime.planning.messages import fan, incoming, is_sent, outgoing
+from fragflow.runtime.planning.plan import Part
+from fragflow.runtime.planning.segments import HostCall
+from fragflow.runtime.programs.compile import COUNT, ROOM, START, Program
+from fragflow.runtime.programs.devices import processor_of
+from fragflow.runtime.programs.kernel_marks import Computed
+from fragflow.runtime.programs.layout import Layout, kind_of, on_host
+
+Metrics = dict[Value, list[np.ndarray]]
+
+
+class Worker:
+    """One replica of a fragment, or those of a group that are in this process."""
+
+    def __init__(
+        self,
+        fdg: FDG,
+        part: Part,
+        replicas: Sequence[int],
+        layout: Layout,
+        programs: Sequence[Program],
+        values: dict[Value, jax.Array],
+        channels: Lanes,
+        pool: HostPool | None = None,
+    ):
+        self.name = part.fragment.name
+        self.part = part
+        self.replicas = tuple(replicas)
+        self.programs = programs
+        self.pool = pool
+        """its environments, if they are on the host"""
+        self.values = values
+        """constants, sources and state"""
+        self._fdg = fdg
+        self._layout = layout
+        self._channels = channels
+
+    @property
+    def devices(self) -> list[str]:
+        """Those of its replicas."""
+        return [f"{device.platform}:{device.id}" for device in self._layout.devices]
+
+    @property
+    def processor(self) -> str:
+        """The model of what it computes on."""
+        return processor_of(self._layout.devices[0])
+
+    @property
+    def computed(self) -> Computed:
+        """Implementations of kernels that were found in its programs."""
+        return frozenset().union(*(program.computed for program in self.programs))
+
+    def run_fused(self, start: int, count: int) -> Metrics:
+        """Runs iterations that need no messages: as one call, or as few."""
+        with self.pool.waiting() if self.pool else contextlib.nullcontext():
+            return self._run_fused(start, count)
+
+    def _run_fused(self, start: int, count: int) -> Metrics:
+        (program,) = self.programs
+        loop = self.part.fragment.loop
+        values = self.values
+        kept: Metrics = {s.outside: [] for s in loop.stacks}
+        while count:
+            now = min(count, ROOM)
+            values[START] = self.number(start)
+            values[COUNT] = self.number(now)
+            results = program.call(*(values[v] for v in program.inputs))
+            values.update(zip(program.outputs, results, strict=True))
+            for carry in loop.carries:
+                values[carry.init] = values[carry.inside] = values[carry.final]
+            for stack in loop.stacks:
+                kept[stack.outside] += list(on_host(values[stack.outside])[:now])
+            start, count = start + now, count - now
+        return kept
+
+    def state(self) -> dict[Value, jax.Array]:
+        """The state leaves that this worker keeps, by their name inside the training loop."""
+        return {c.inside: self.values[c.inside] for c in self.part.fragment.loop.carries}
+
+    def piece(self, value: Value, replica: int) -> jax.Array:
+        """One replica's part of a value that this worker has."""
+        return self._layout.pieces(self.values[value])[self.replicas.index(replica)]
+
+    def adopt(self, value: Value, array: Any) -> None:
+        """Takes over what another worker has made."""
+        kind = kind_of(value, self._fdg.kinds[self.name])
+        self.values[value] = self._layout.receive([array], kind)
+
+    def wait(self) -> None:
+        """Blocks until all that was started is finished."""
+        jax.block_until_ready(list(self.state().values()))
+
+    def number(self, index: int) -> jax.Array:
+        """A number as a value of this fragment."""
+        return self._layout.place(np.int32(index), UNIFORM)
+
+    def steps(self, loop: int) -> list[jax.Array]:
+        """The numbers of a loop's steps, in the order in which they are made."""
+        return [self.number(k) for k in self.part.loops[loop].order]
+
+    def asker(self, call: HostCall) -> Callable[..., Sequence[Any]]:
+        """A function that calls this worker's environments on the host."""
+        pool, layout = self.pool, self._layout
+        assert pool is not None, "a fragment with environments on the host has a pool"
+        if layout.replicas == 1:
+            return functools.partial(pool.call, call.method)
+
+        def ask(*args: Any) -> Sequence[Any]:
+            results = pool.call(call.method, *map(on_host, args))
+            return [layout.place(result, varying(0)) for result in results]
+
+        return ask
+
+    def roamer(self, index: int) -> Roamer:
+        """Takes this worker's environments through a loop, each at its own pace."""
+        pool, first = self.pool, self.part.fragment.first
+        assert pool is not None, "environments on the host take turns"
+        assert first is not None
+        turns = self.part.turns[index]
+        # A fragment's last programs are those of its loops that are taken in turns.
+        start = len(self.programs) - 2 * (len(self.part.turns) - index)
+        programs = self.programs[start : start + 2]
+        constants = {
+            c.output: c.arrays[Extent(first)]
+            for c in self.part.fragment.constants
+            if c.output in turns.inputs
+        }
+        return Roamer(turns, programs, pool, first, self._fdg.row_kinds, constants)
+
+    def room_for(self, value: Value) -> Callable[[], np.ndarray]:
+        """A function that makes room for rows that the host adds.
+
+        Never the same room twice: JAX may still read what it was given.
+        """
+        fragment = self.part.fragment
+        count = fragment.num_envs * len(self.replicas)
+        aval = self._fdg.program.avals[fragment.extent][value]
+        shape = (aval.shape[0], count, *aval.shape[2:])
+        return functools.partial(np.empty, shape, aval.dtype)
+
+    def spread_rows(self, rows: np.ndarray) -> jax.Array:
+        """Rows that the host collected, as a value of a group."""
+        return self._layout.place(rows, varying(1))
+
+    def caller(self, program: Program) -> Callable[..., Sequence[jax.Array]]:
+        """Calls a compiled program."""
+        if self._layout.replicas == 1:
+            return program.call
+
+        def call(*arguments: jax.Array) -> Sequence[jax.Array]:
+            # Collectives of two programs under way at once can deadlock on few cores.
+            return jax.block_until_ready(program.call(*arguments))
+
+        return call
+
+    def sender(self, transfer: Transfer) -> Callable[..., None]:
+        """A function that sends a message's pieces to all its receivers."""
+        ends = fan(self._fdg, transfer)
+        starts = _starts(outgoing(self._fdg, transfer))
+        lanes: list[tuple[int, Callable[[Any], None], list[int | None]]] = []
+        for sender, receiver in ends.routes:
+            if sender not in self.replicas:
+                continue
+            lane = self._channels.open(transfer.name, sender, receiver)
+            positions: list[int | None] = []
+            for parcel, start in zip(transfer.parcels, starts, strict=True):
+                piece = receiver % ends.receivers if parcel.cut is not None else 0
+                positions.append(start + piece if is_sent(parcel, sender, ends) else None)
+            lanes.append((self.replicas.index(sender), lane.put, positions))
+        layout, is_group = self._layout, self._layout.replicas > 1
+
+        def send(*values: Any) -> None:
+            shards = [layout.pieces(v) for v in values] if is_group else [(v,) for v in values]
+            for index, put, positions in lanes:
+                put([None if k is None else shards[k][index] for k in positions])
+
+        return send
+
+    def receiver(self, transfer: Transfer) -> Callable[[], Sequence[Any]]:
+        """A function that waits for a message of all its senders, and returns its pieces."""
+        lanes: dict[int, list[Any]] = {}
+        for sender, receiver in fan(self._fdg, transfer).routes:
+            if receiver in self.replicas:
+                lane = self._channels.open(transfer.name, sender, receiver)
+                lanes.setdefault(receiver, []).append(lane)
+        kinds = self._fdg.kinds[self.name]
+        slots = [
+            (kind_of(name, kinds), parcel, piece)
+            for parcel, names in enumerate(incoming(self._fdg, transfer))
+            for piece, name in enumerate(names)
+        ]
+        what = f"message {transfer.name} of {transfer.source}"
+        layout, channels = self._layout, self._channels
+
+        def receive() -> Sequence[Any]:
+            rows = [[channels.get(lane, what) for lane in row] for row in lanes.values()]
+            return [
+                layout.receive([row[piece][parcel] for row in rows], kind)
+                for kind, parcel, piece in slots
+            ]
+
+        return receive
+
+
+def _starts(names: Sequence[Sequence[Value]]) -> list[int]:
+    """Where each parcel's pieces begin among all pieces of a message."""
+    starts, position = [], 0
+    for pieces in names:
+        starts.append(position)
+        position += len(pieces)
+    return starts

@@ -1,0 +1,138 @@
+"""Makes a rollout out of order: acts on the first environments that have answered.
+
+Every environment makes the same steps with the same random keys as in order; only the batches in
+which actions are chosen differ.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fragflow.api.host import HostStep
+from fragflow.graph.ir import Value
+from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
+from fragflow.runtime.hosts.pool import HostPool
+from fragflow.runtime.planning.out_of_order import Turns
+from fragflow.runtime.programs.compile import Program
+
+
+class Roamer:
+    """Takes the environments of one worker through a loop."""
+
+    def __init__(
+        self,
+        plan: Turns,
+        programs: Sequence[Program],
+        pool: HostPool,
+        first: int,
+        kinds: Mapping[Value, Kind],
+        constants: Mapping[Value, Any],
+    ):
+        """`kinds` say which values have rows; `constants` are those for `first` environments."""
+        self._plan = plan
+        self._before, self._after = programs
+        self._pool = pool
+        self._first = first
+        self._count = len(pool.ids)
+        self._constants = constants
+        self._with_rows = {v for v in plan.inputs if kinds.get(v, UNIFORM).tag is Tag.VARYING}
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """All steps of all environments: what is carried, at last, and what was collected."""
+        length = self._plan.loop.length
+        assert length is not None, "the training loop itself is not taken in turns"
+        given = dict(zip(self._plan.inputs, arguments, strict=True)) | dict(self._constants)
+        with_rows = self._with_rows - set(self._constants)
+        journey = _Journey(self._plan, given, with_rows, self._count, length)
+        under_way = 0
+        for start in range(0, self._count, self._first):
+            rows = np.arange(start, min(start + self._first, self._count))
+            self._act(journey, rows)
+            under_way += len(rows)
+        while under_way:
+            rows, answer = self._pool.receive(min(self._first, under_way))
+            self._finish(journey, rows, answer)
+            again = rows[journey.clock[rows] < length]
+            if len(again):
+                self._act(journey, again)
+            under_way += len(again) - len(rows)
+        return journey.results()
+
+    def _act(self, journey: "_Journey", rows: np.ndarray) -> None:
+        self._run(self._before, journey, rows)
+        ticket, _, action = (journey.rows(v, rows) for v in self._plan.call.inputs)
+        self._pool.send(rows, ticket, action)
+
+    def _finish(self, journey: "_Journey", rows: np.ndarray, answer: HostStep) -> None:
+        ticket, record, _ = (journey.rows(v, rows) for v in self._plan.call.inputs)
+        results = self._pool.answered(ticket, record, answer)
+        for name, array in zip(self._plan.call.outputs, results, strict=True):
+            if name is not None:
+                journey.put(name, rows, array)
+        self._run(self._after, journey, rows)
+        journey.advance(rows)
+
+    def _run(self, program: Program, journey: "_Journey", rows: np.ndarray) -> None:
+        """Runs a program for `rows`; it is compiled for `first` of them, so one may come again."""
+        if not program.outputs:
+            return
+        missing = self._first - len(rows)
+        padded = np.concatenate([rows, np.repeat(rows[:1], missing)]) if missing else rows
+        results = program.call(*(journey.argument(v, padded) for v in program.inputs))
+        for name, array in zip(program.outputs, results, strict=True):
+            journey.put(name, rows, np.asarray(array)[: len(rows)])
+
+
+class _Journey:
+    """Where the environments of a worker stand, and what is known of each."""
+
+    def __init__(
+        self,
+        plan: Turns,
+        given: Mapping[Value, Any],
+        with_rows: set[Value],
+        count: int,
+        length: int,
+    ):
+        self.clock = np.zeros(count, np.int64)
+        """steps made, by environment"""
+        self._loop = plan.loop
+        self._shape = (length, count)
+        self._shared = {v: a for v, a in given.items() if v not in with_rows}
+        self._table = {v: np.asarray(a) for v, a in given.items() if v in with_rows}
+        """by value, a row for each environment"""
+        for carry in self._loop.carries:
+            self._table[carry.inside] = np.array(given[carry.init])
+        self._slices = {s.inside: np.asarray(given[s.outside]) for s in self._loop.slices}
+        self._kept: dict[Value, np.ndarray] = {}
+
+    def rows(self, value: Value, rows: np.ndarray) -> np.ndarray:
+        """What is known of these environments."""
+        if value in self._table:
+            return self._table[value][rows]
+        return self._slices[value][self.clock[rows], rows]
+
+    def argument(self, value: Value, rows: np.ndarray) -> Any:
+        return self._shared[value] if value in self._shared else self.rows(value, rows)
+
+    def put(self, value: Value, rows: np.ndarray, array: np.ndarray) -> None:
+        if value not in self._table:
+            self._table[value] = np.empty((self._shape[1], *array.shape[1:]), array.dtype)
+        self._table[value][rows] = array
+
+    def advance(self, rows: np.ndarray) -> None:
+        """Ends a step of these environments."""
+        for stack in self._loop.stacks:
+            array = self.rows(stack.element, rows)
+            if stack.outside not in self._kept:
+                self._kept[stack.outside] = np.empty((*self._shape, *array.shape[1:]), array.dtype)
+            self._kept[stack.outside][self.clock[rows], rows] = array
+        after = [self.rows(carry.next, rows) for carry in self._loop.carries]
+        for carry, array in zip(self._loop.carries, after, strict=True):
+            self.put(carry.inside, rows, array)
+        self.clock[rows] += 1
+
+    def results(self) -> list[np.ndarray]:
+        finals = [self._table[carry.inside] for carry in self._loop.carries]
+        return [*finals, *(self._kept[stack.outside] for stack in self._loop.stacks)]

@@ -1,0 +1,220 @@
+"""The local runtime: one process, a thread per fragment replica, JAX devices."""
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
+from typing import Any
+
+import jax
+import numpy as np
+
+from fragflow.graph.ir import FDG, Value
+from fragflow.graph.replicas.kinds import Kind, Tag
+from fragflow.runtime.drivers.assignment import Station, rosters
+from fragflow.runtime.drivers.channels import Channels, Closed
+from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.threads import POLL_SECONDS, JobThread
+from fragflow.runtime.drivers.traffic import Sent, together
+from fragflow.runtime.drivers.worker import Metrics, Worker
+from fragflow.runtime.hosts.pool import HostPool, close_pools
+from fragflow.runtime.observer import Devices
+from fragflow.runtime.planning.plan import Plan, make_plan
+from fragflow.runtime.programs.assembly import Assembly, Progress
+from fragflow.runtime.programs.layout import kind_of
+
+GRACE_SECONDS = 5.0
+"""for threads to end by themselves"""
+
+
+class LocalRuntime:
+    """Runs a graph in this process."""
+
+    def __init__(
+        self,
+        fdg: FDG,
+        state: Mapping[Value, np.ndarray | jax.Array],
+        sources: Mapping[Value, np.ndarray],
+        *,
+        pools: Mapping[str, Sequence[HostPool]] | None = None,
+        row_kinds: Mapping[Value, Kind] | None = None,
+        stall_timeout_seconds: float = 120.0,
+        implementations: Mapping[str, str] | None = None,
+        compiler_options: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ):
+        """`state` holds the first value of every state leaf, `row_kinds` asks for blocks.
+
+        `pools` are the environments on the host, by fragment and replica; they are closed here.
+        """
+        self.fdg = fdg
+        self._pools = pools or {}
+        self.plan: Plan = make_plan(fdg)
+        assembly = Assembly(
+            fdg,
+            self.plan,
+            state,
+            sources,
+            row_kinds=row_kinds,
+            implementations=implementations,
+            compiler_options=compiler_options,
+            progress=progress,
+        )
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._channels: Any = None
+        self._crews: list[Any] = self._start(assembly)
+        self._workers = _in_order_of(self.plan, self._crews)
+        self.num_programs = assembly.num_programs
+        self.picks = assembly.picks
+        self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._crews]
+        self._failure: tuple[Crew, BaseException] | None = None
+        self._lock = threading.Lock()
+        self.total_iterations = int(sources["total_iterations"])
+
+    @property
+    def sent(self) -> Sent:
+        """What replicas have sent one another, as those count it who send."""
+        return together([self._channels.sent, *(crew.sent for crew in self._crews)])
+
+    @property
+    def devices(self) -> Devices:
+        return devices_of(self._workers)
+
+    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
+        """Runs `count` iterations; for each, every metric's label and value."""
+        futures = [
+            thread.submit(functools.partial(self._drive, crew, start, count))
+            for thread, crew in zip(self._threads, self._crews, strict=True)
+        ]
+        self._await(futures)
+        self._raise_failure()
+        results = {w: m for future in futures for w, m in future.result().items()}
+        return self._metrics([results[worker] for worker in self._workers], count)
+
+    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
+        """Results of iterations beyond the first `made`: there are none."""
+        del made
+        return []
+
+    def state(self) -> dict[Value, np.ndarray]:
+        """Every state leaf as one array over all environments."""
+        leaves: dict[Value, np.ndarray] = {}
+        for carry in self.fdg.program.loop.carries:
+            holders = [w for w in self._workers if carry.inside in w.state()]
+            owner = self._owner(carry.final, holders)
+            arrays = [np.asarray(w.state()[carry.inside]) for w in holders if w.name == owner]
+            kind = kind_of(carry.inside, self.fdg.kinds[owner])
+            leaves[carry.inside] = (
+                np.concatenate(arrays, kind.axis)
+                if len(arrays) > 1 and kind.tag is Tag.VARYING
+                else arrays[0]
+            )
+        return leaves
+
+    def close(self) -> None:
+        """Ends all threads."""
+        self._channels.close()
+        for thread in self._threads:
+            thread.end(GRACE_SECONDS)
+        close_pools(self._pools)
+
+    def _owner(self, final: Value, holders: Sequence[Worker]) -> str:
+        # A mirror holds the same value; the fragment that makes it is the one that sends it.
+        names = list(dict.fromkeys(w.name for w in holders))
+        inside = final.removesuffix("@final")
+        next_value = next(c.next for c in self.fdg.program.loop.carries if c.inside == inside)
+        received = {(t.target, p.value) for t in self.fdg.transfers for p in t.parcels}
+        makers = [n for n in names if (n, next_value) not in received]
+        return (makers or names)[0]
+
+    def _start(self, assembly: Assembly) -> list[Any]:
+        """The crews, each to be driven by a thread."""
+        self._channels = Channels(self._stall_timeout_seconds)
+
+        def worker(post: Station) -> Worker:
+            part = self.plan.parts[post.fragment]
+            layout = assembly.layouts(post.fragment)[post.index]
+            kinds = self.fdg.kinds[post.fragment]
+            pools = self._pools.get(post.fragment)
+            return Worker(
+                self.fdg,
+                part,
+                post.replicas,
+                layout,
+                assembly.programs(post.fragment, layout),
+                assembly.first_values(part, layout, (post.index, post.count), kinds),
+                self._channels,
+                pools[post.index] if pools else None,
+            )
+
+        return [
+            Crew([worker(post) for post in posts], script)
+            for posts, script in rosters(self.fdg, self.plan)
+        ]
+
+    def _drive(self, crew: Crew, start: int, count: int) -> Mapping[Worker, Metrics]:
+        try:
+            return crew.run(start, count)
+        except Closed:
+            pass
+        except BaseException as error:  # the first cause, whatever it is, ends the run
+            self._fail(crew, error)
+        return {}
+
+    def _fail(self, crew: Crew, error: BaseException) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._failure = (crew, error)
+        self._channels.close()
+
+    def _await(self, futures: Sequence[Future[Any]]) -> None:
+        pending = set(futures)
+        while pending and not self._is_stuck():
+            _, pending = wait_futures(pending, timeout=POLL_SECONDS)
+
+    def _is_stuck(self) -> bool:
+        """Whether environments do not answer, which ends the run."""
+        for crew in self._crews:
+            for worker in crew.workers.values():
+                stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
+                if stuck:
+                    self._fail(crew, stuck)
+                    return True
+        return False
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            crew, cause = self._failure
+            raise crew.error(cause)
+
+    def _metrics(self, results: Sequence[Metrics], count: int) -> list[dict[str, np.ndarray]]:
+        rows: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
+        for stack in self.fdg.program.loop.stacks:
+            label = self.fdg.program.labels[stack.outside]
+            parts = [r[stack.outside] for r in results if stack.outside in r]
+            holders = [w for w, r in zip(self._workers, results, strict=True) if stack.outside in r]
+            kind = kind_of(stack.element, self.fdg.kinds[holders[0].name])
+            for k in range(count):
+                arrays = [part[k] for part in parts]
+                rows[k][label] = (
+                    np.concatenate(arrays, kind.axis)
+                    if len(arrays) > 1 and kind.tag is Tag.VARYING
+                    else arrays[0]
+                )
+        return rows
+
+
+def devices_of(workers: Sequence[Any]) -> Devices:
+    """By fragment, where its replicas are."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        found.setdefault(worker.name, []).extend(worker.devices)
+    return found
+
+
+def _in_order_of(plan: Plan, crews: Sequence[Any]) -> list[Any]:
+    """All workers, by fragment and replica."""
+    workers = [worker for crew in crews for worker in crew.workers.values()]
+    order = list(plan.parts)
+    return sorted(workers, key=lambda w: (order.index(w.name), w.replicas))

@@ -1,0 +1,353 @@
+"""From a fragment to instructions: compiled segments, and the messages and loops between them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fragflow.graph.analyses.out_of_order import host_steps
+from fragflow.graph.ir import (
+    FDG,
+    Fragment,
+    Loop,
+    Node,
+    Op,
+    Receive,
+    Send,
+    Stack,
+    Transfer,
+    Value,
+    is_compilable,
+    is_host_call,
+    walk,
+)
+from fragflow.graph.passes.dataflow import num_bytes
+from fragflow.runtime.planning.instructions import (
+    Ask,
+    Code,
+    Enter,
+    Get,
+    Instruction,
+    Keep,
+    Put,
+    Repeat,
+    Run,
+    Turn,
+)
+from fragflow.runtime.planning.messages import (
+    fan,
+    is_joined,
+    joiner,
+    part_name,
+    put_row,
+    splitter,
+    take_row,
+    zeros,
+)
+from fragflow.runtime.planning.out_of_order import Turns, plan_turns
+from fragflow.runtime.planning.pack import Draft, pack_rows
+from fragflow.runtime.planning.segments import (
+    HostCall,
+    Local,
+    Segment,
+    defined_by,
+    defines_of,
+    ops_in,
+    reads_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPlan:
+    """What the shell does around the steps of a loop: only renaming of values."""
+
+    length: int
+    counter: Value
+    entry: tuple[tuple[Value, Value], ...]
+    """(inside, first value) of each carry"""
+    step: tuple[tuple[Value, Value], ...]
+    """(inside, next value)"""
+    exit: tuple[tuple[Value, Value], ...]
+    """(final value, inside)"""
+    reverse: bool
+    rows: tuple[Stack, ...] = ()
+    """outputs that the host makes, and that are collected there"""
+
+    @property
+    def order(self) -> range:
+        """The numbers of its steps as they are made."""
+        return range(self.length - 1, -1, -1) if self.reverse else range(self.length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """All that one fragment runs in an iteration."""
+
+    fragment: Fragment
+    segments: tuple[Segment, ...]
+    loops: tuple[LoopPlan, ...]
+    code: Code
+    fused: bool
+    """needs no messages: whole chunks of iterations run as one program"""
+    packed_avals: Mapping[Value, Any] = field(default_factory=dict)
+    """types of the arrays in which a loop's outputs are collected"""
+    host_calls: tuple[HostCall, ...] = ()
+    turns: tuple[Turns, ...] = ()
+    """loops whose steps environments make at their own pace; their segments come last"""
+    in_place: frozenset[Value] = frozenset()
+    """state that programs write into"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A graph ready to be run."""
+
+    parts: Mapping[str, Part]
+
+
+def make_plan(fdg: FDG, pack: bool = True) -> Plan:
+    """Plans every fragment of a graph; `pack` collects a loop's outputs in few arrays."""
+    return Plan(
+        parts={name: _part(fdg, fragment, pack) for name, fragment in fdg.fragments.items()}
+    )
+
+
+def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
+    large = large_state(fdg, fragment)
+    if is_compilable(fragment.loop):
+        return Part(
+            fragment=fragment, segments=(), loops=(), code=(), fused=True, in_place=frozenset(large)
+        )
+    planner = _Planner(fdg, fragment)
+    planner.block(fragment.loop.body)
+    planner.flush()
+    draft = planner.draft()
+    if pack:
+        pack_rows(draft, fdg.program.avals[fragment.extent])
+    segments = _finished(draft, large)
+    return Part(
+        fragment=fragment,
+        segments=(*segments, *(s for turns in planner.turns for s in turns.segments)),
+        in_place=frozenset(v for segment in segments for v in segment.donated if v in large),
+        loops=tuple(draft.loops),
+        code=tuple(draft.code),
+        host_calls=tuple(planner.host_calls),
+        turns=tuple(planner.turns),
+        fused=False,
+        packed_avals=draft.packed_avals,
+    )
+
+
+class _Planner:
+    """Walks a fragment's program once, gathering compute nodes into segments."""
+
+    def __init__(self, fdg: FDG, fragment: Fragment):
+        self.code: list[Instruction] = []
+        self.loops: list[LoopPlan] = []
+        self.host_calls: list[HostCall] = []
+        self.turns: list[Turns] = []
+        self._fdg = fdg
+        self._fragment = fragment
+        self._avals = fdg.program.avals[fragment.extent]
+        self._pending: list[Node | Local] = []
+        self._segments: list[tuple[Node | Local, ...]] = []
+        outer = fragment.loop
+        # What the shell reads, apart from segments: sends, and loops' renamings.
+        self._shell_reads = {c.next for c in outer.carries} | {s.element for s in outer.stacks}
+
+    def block(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            match node:
+                case Send():
+                    self._send(node.transfer)
+                case Receive():
+                    self._receive(node.transfer)
+                case Loop() if self._fragment.first is not None and host_steps(node.body):
+                    self._turn(node)
+                case Loop() if not is_compilable(node):
+                    self._loop(node)
+                case Op() if is_host_call(node):
+                    self._ask(HostCall.of(node))
+                case _:
+                    self._pending.append(node)
+
+    def flush(self) -> None:
+        """Ends the current segment."""
+        if self._pending:
+            self.code.append(Run(len(self._segments)))
+            self._segments.append(tuple(self._pending))
+            self._pending = []
+
+    def _ask(self, call: HostCall) -> None:
+        self._shell_reads |= set(call.inputs)
+        self.flush()
+        self.code.append(Ask(len(self.host_calls)))
+        self.host_calls.append(call)
+
+    def _turn(self, loop: Loop) -> None:
+        turns = plan_turns(self._fragment, loop)
+        self._shell_reads |= set(turns.inputs)
+        self.flush()
+        self.code.append(Turn(len(self.turns)))
+        self.turns.append(turns)
+
+    def _send(self, transfer: Transfer) -> None:
+        pieces = fan(self._fdg, transfer).receivers
+        for parcel in transfer.parcels:
+            if parcel.cut is not None:
+                names = tuple(part_name(parcel.value, k) for k in range(pieces))
+                self._pending.append(
+                    Local(
+                        inputs=(parcel.value,),
+                        outputs=names,
+                        function=splitter(pieces, parcel.cut),
+                    )
+                )
+                self._shell_reads |= set(names)
+            else:
+                self._shell_reads.add(parcel.value)
+        self.flush()
+        self.code.append(Put(transfer))
+
+    def _receive(self, transfer: Transfer) -> None:
+        # Glue may wait for the message and join the next segment; a component must not.
+        if any(isinstance(n, Op) and n.components for n in walk(ops_in(self._pending))):
+            self.flush()
+        self.code.append(Get(transfer))
+        pieces = fan(self._fdg, transfer).senders
+        for parcel in transfer.parcels:
+            if is_joined(parcel):
+                names = tuple(part_name(parcel.value, k) for k in range(pieces))
+                join = joiner(parcel, self._avals[parcel.value])
+                self._pending.append(Local(inputs=names, outputs=(parcel.value,), function=join))
+
+    def _loop(self, loop: Loop) -> None:
+        length = loop.length
+        assert length is not None
+        counter = f"{loop.path}@step"
+        made = {
+            v for n in walk(loop.body) if isinstance(n, Op) and is_host_call(n) for v in n.outputs
+        }
+        made |= {c.inside for c in loop.carries if c.next in made}
+        rows = tuple(s for s in loop.stacks if s.element in made)
+        stacks = [s for s in loop.stacks if s.element not in made]
+        for stack in stacks:
+            buffer = self._avals[stack.outside]
+            self._pending.append(Local(inputs=(), outputs=(stack.outside,), function=zeros(buffer)))
+        for carry in loop.carries:
+            self._shell_reads |= {carry.init, carry.next, carry.inside}
+        self.flush()
+        index = len(self.loops)
+        self.loops.append(
+            LoopPlan(
+                length=length,
+                counter=counter,
+                entry=tuple((c.inside, c.init) for c in loop.carries),
+                step=tuple((c.inside, c.next) for c in loop.carries),
+                exit=tuple((c.final, c.inside) for c in loop.carries),
+                reverse=loop.reverse,
+                rows=rows,
+            )
+        )
+        self.code.append(Enter(index, length))
+        first = len(self.code)
+        for slice_ in loop.slices:
+            self._pending.append(
+                Local(inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=take_row)
+            )
+        defined = {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
+        waiting = list(stacks)
+        unkept = list(enumerate(rows))
+
+        def collect() -> None:
+            for k, stack in list(unkept):
+                if stack.element in defined:
+                    unkept.remove((k, stack))
+                    self._shell_reads.add(stack.element)
+                    self.code.append(Keep(index, k))
+            for stack in list(waiting):
+                if stack.element in defined:
+                    waiting.remove(stack)
+                    self._pending.append(
+                        Local(
+                            inputs=(stack.outside, stack.element, counter),
+                            outputs=(stack.outside,),
+                            function=put_row,
+                            stack=stack.outside,
+                        )
+                    )
+
+        collect()
+        for node in loop.body:
+            self.block((node,))
+            defined |= defined_by(node)
+            collect()
+        for stack in waiting:  # elements from outside the loop
+            defined.add(stack.element)
+        collect()
+        self.flush()
+        self.code.append(Repeat(index, length, first))
+
+    def draft(self) -> Draft:
+        return Draft(
+            segments=[list(nodes) for nodes in self._segments],
+            loops=self.loops,
+            code=self.code,
+            shell_reads=self._shell_reads,
+        )
+
+
+def _finished(draft: Draft, large: Mapping[Value, Value]) -> tuple[Segment, ...]:
+    """Segments with their inputs and outputs, once all readers are known.
+
+    `large` state is written into by the segment that alone reads it and makes what follows it.
+    """
+    reads = [reads_of(nodes) for nodes in draft.segments]
+    defines = [defines_of(nodes) for nodes in draft.segments]
+    repeated, depth = set(), 0
+    for instruction in draft.code:
+        depth += isinstance(instruction, Enter) - isinstance(instruction, Repeat)
+        if isinstance(instruction, Run) and depth:
+            repeated.add(instruction.segment)
+    finished = []
+    for i, nodes in enumerate(draft.segments):
+        elsewhere = draft.shell_reads.union(*(r for j, r in enumerate(reads) if j != i))
+        # A collected buffer is read and written again in the next step.
+        updated = {v for v in defines[i] if v in reads[i]}
+        written = {
+            v
+            for v, after in large.items()
+            if v in reads[i] and v not in elsewhere and after in defines[i] and i not in repeated
+        }
+        finished.append(
+            Segment(
+                nodes=tuple(nodes),
+                inputs=tuple(reads[i]),
+                outputs=tuple(v for v in defines[i] if v in elsewhere or v in updated),
+                donated=frozenset(updated | written),
+                is_repeated=i in repeated,
+            )
+        )
+    return tuple(finished)
+
+
+LARGE_BYTES = 1 << 20
+"""below this a copy costs less than a call"""
+
+
+def large_state(fdg: FDG, fragment: Fragment) -> dict[Value, Value]:
+    """By its name in an iteration, what each large leaf of the state is at the iteration's end.
+
+    Not what is sent: its receiver has the same array. None where fragments run ahead of one
+    another: there the last state is looked at while the next one is being made.
+    """
+    if fdg.delays or fdg.server is not None:
+        return {}
+    avals = fdg.program.avals[fragment.extent]
+    carries = fragment.loop.carries
+    shared = {c.next for c in carries if c.next == c.inside}
+    shared |= {parcel.value for transfer in fdg.transfers for parcel in transfer.parcels}
+    return {
+        c.inside: c.next
+        for c in carries
+        if not {c.inside, c.next} & shared and num_bytes(avals[c.inside]) >= LARGE_BYTES
+    }

@@ -1,0 +1,219 @@
+"""A fragment's segments as functions for where it runs, compiled ahead of time."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fragflow._jax import plain_aval
+from fragflow.graph.ir import Fragment, Value
+from fragflow.graph.replicas.kinds import Kind, Tag
+from fragflow.runtime.planning.segments import Segment
+from fragflow.runtime.programs.evaluate import Setting, evaluate, training_chunk
+from fragflow.runtime.programs.kernel_marks import Computed, read_off
+from fragflow.runtime.programs.layout import Layout, kind_of, plain_function
+
+ROOM = 256
+"""iterations that one call of a message-free training loop can make at most"""
+
+FOR_SMALL_PROGRAMS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+"""Operations in an order for one thread: handing a few microseconds of work on costs more."""
+
+START, COUNT = "start@chunk", "count@chunk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A compiled segment: call it with its inputs' arrays, get its outputs' arrays."""
+
+    call: Callable[..., Sequence[jax.Array]]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    name: str
+    line: str
+    computed: Computed = frozenset()
+    """implementations of kernels that were found in it"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A segment as a function for where it runs, not yet compiled."""
+
+    body: Callable[[dict[Value, Any], bool], dict[Value, Any]]
+    """extends values by what the segment makes; the flag says whether components are inlined"""
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    avals: Mapping[Value, Any]
+    kinds: Mapping[Value, Kind]
+    layout: Layout
+    donated: tuple[int, ...]
+    options: Mapping[str, Any]
+    """the compiler's"""
+    name: str
+    line: str
+    expected: Computed = frozenset()
+    """implementations of kernels that were picked"""
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        """Of its arguments."""
+        return [self.layout.aval(v, self.avals[v], kind_of(v, self.kinds)) for v in self.inputs]
+
+    def function(self, inline: bool) -> Callable[..., list[Any]]:
+        """Over positional plain arrays of one replica."""
+        return plain_function(
+            lambda env: self.body(env, inline), self.inputs, self.outputs, self.avals
+        )
+
+    def jitted(self, inline: bool) -> Any:
+        """Over arrays as the layout has them."""
+        ends = [[kind_of(v, self.kinds) for v in values] for values in (self.inputs, self.outputs)]
+        wrapped = self.layout.wrap(self.function(inline), *ends)
+        return jax.jit(wrapped, donate_argnums=self.donated)
+
+
+def compile_draft(draft: Draft) -> Program:
+    """Compiles a segment."""
+    call, computed = compile_safely(
+        lambda inline: draft.jitted(inline).lower(*draft.types),
+        dict(draft.options) or None,
+        draft.expected,
+    )
+    return Program(
+        call=call,
+        inputs=draft.inputs,
+        outputs=draft.outputs,
+        name=draft.name,
+        line=draft.line,
+        computed=computed,
+    )
+
+
+def compile_safely(
+    lowered: Callable[[bool], Any], options: Mapping[str, Any] | None, expected: Computed
+) -> tuple[Callable[..., Sequence[jax.Array]], Computed]:
+    """Compiles with components apart, and inlined only if XLA would get them wrong."""
+    asked = lowered(False)
+    program = asked.compile(compiler_options=options)
+    text = program.as_text()
+    if has_call_with_shared_operands(text):
+        asked = lowered(True)
+        program = asked.compile(compiler_options=options)
+        text = program.as_text()
+    return program, read_off(asked, text, expected)
+
+
+def draft_segment(
+    segment: Segment,
+    avals: Mapping[Value, Any],
+    kinds: Mapping[Value, Kind],
+    layout: Layout,
+    setting: Setting,
+    name: str,
+    compiler_options: Mapping[str, Any],
+) -> Draft:
+    """Nodes between two messages."""
+
+    def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
+        evaluate(segment.nodes, env, replace(setting, inline=inline))
+        return env
+
+    is_small = segment.is_repeated and layout.platform == "cpu"
+    return Draft(
+        body=body,
+        inputs=segment.inputs,
+        outputs=segment.outputs,
+        avals=avals,
+        kinds=kinds,
+        layout=layout,
+        donated=tuple(i for i, v in enumerate(segment.inputs) if v in segment.donated),
+        options={**(FOR_SMALL_PROGRAMS if is_small else {}), **compiler_options},
+        name=name,
+        line=segment.line,
+    )
+
+
+def draft_training(
+    fragment: Fragment,
+    sources: Sequence[Value],
+    avals: Mapping[Value, Any],
+    kinds: Mapping[Value, Kind],
+    layout: Layout,
+    setting: Setting,
+    compiler_options: Mapping[str, Any],
+    in_place: frozenset[Value] = frozenset(),
+) -> Draft:
+    """A whole message-free training loop."""
+    loop = fragment.loop
+    states = tuple(c.init for c in loop.carries)
+    finals = tuple(c.final for c in loop.carries)
+    metrics = tuple(s.outside for s in loop.stacks)
+    inputs = (*states, *sources, START, COUNT)
+    known = dict(avals)
+    known[START] = known[COUNT] = jax.ShapeDtypeStruct((), "int32")
+    local = dict(kinds)
+    for stack in loop.stacks:
+        element = kind_of(stack.element, kinds)
+        local[stack.outside] = stacked(element)
+
+    def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
+        evaluate(fragment.constants, env, setting)
+        buffers = []
+        for stack in loop.stacks:
+            plain = plain_aval(avals[stack.element])
+            buffers.append(jnp.zeros((ROOM, *plain.shape), plain.dtype))
+        state, kept = training_chunk(
+            loop, env, env[START], env[COUNT], buffers, replace(setting, inline=inline)
+        )
+        return {**dict(zip(finals, state, strict=True)), **dict(zip(metrics, kept, strict=True))}
+
+    return Draft(
+        body=body,
+        inputs=inputs,
+        outputs=(*finals, *metrics),
+        avals=known,
+        kinds=local,
+        layout=layout,
+        donated=tuple(i for i, c in enumerate(loop.carries) if c.inside in in_place),
+        options=compiler_options,
+        name=fragment.name,
+        line="",
+    )
+
+
+def stacked(kind: Kind) -> Kind:
+    """The kind of values collected along a new first axis."""
+    return replace(kind, axis=kind.axis + 1) if kind.tag is Tag.VARYING else kind
+
+
+_DEFINITION = re.compile(r"^\s*(?:ROOT )?(%[\w.\-]+) = \S+.*? (\S+?)\((.*)$")
+_NAME = re.compile(r"%[\w.\-]+")
+_VIEWS = ("bitcast", "reshape", "copy-done", "optimization-barrier")
+
+
+def has_call_with_shared_operands(hlo: str) -> bool:
+    """Whether some call in an optimised program gets one buffer twice."""
+    origin: dict[str, str] = {}
+    operands: list[str]
+    for line in hlo.splitlines():
+        if line and not line[0].isspace():
+            origin = {}  # a new computation
+            continue
+        found = _DEFINITION.match(line)
+        if found is None:
+            continue
+        name, opcode, rest = str(found[1]), found[2], str(found[3])
+        operands = _NAME.findall(rest.split(")", 1)[0])
+        if opcode in _VIEWS and len(operands) == 1:
+            origin[name] = origin.get(operands[0], operands[0])
+        if opcode == "get-tuple-element":
+            index = "".join(re.findall(r"index=(\d+)", rest)[:1])
+            origin[name] = f"{origin.get(operands[0], operands[0])}[{index}]"
+        if opcode == "call":
+            buffers = [origin.get(operand, operand) for operand in operands]
+            if len(set(buffers)) < len(buffers):
+                return True
+    return False

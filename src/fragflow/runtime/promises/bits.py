@@ -1,0 +1,199 @@
+"""Whether a run has the bits of the undivided program: both are run, as they are, and compared."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fragflow._jax_process import setting
+from fragflow.api.host import Host, HostEnvironment
+from fragflow.graph.analyses.recovery import host_of
+from fragflow.graph.cut import cut
+from fragflow.graph.ir import FDG
+from fragflow.graph.probe.double_precision import compiled, in_double
+from fragflow.graph.probe.relation import distance
+from fragflow.graph.probe.stand_in_environment import host_answer
+from fragflow.graph.tracing.trace import Traced, components_in
+from fragflow.policies.policy import Deployment, Place, Policy
+from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.programs.assembly import devices_for
+from fragflow.runtime.programs.devices import accelerator, processor_of
+from fragflow.runtime.promises.probing import key_of
+from fragflow.runtime.promises.remembered import recall, remember
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first leaf that differs, and by how much any does."""
+
+    label: str
+    distance: float | None
+    """the largest of any float leaf, relative to its largest number; None if no float differs"""
+
+    def __str__(self) -> str:
+        if self.distance is None:
+            return f"{self.label} is another than undivided, and no float differs"
+        return (
+            f"{self.label} has other digits than undivided (differences up to {self.distance:.0e})"
+        )
+
+
+def other_bits(
+    fdg: FDG,
+    source: Traced,
+    state: Mapping[str, Any],
+    sources: Mapping[str, np.ndarray],
+    *,
+    is_deterministic: bool,
+    implementations: Mapping[str, str] | None,
+) -> Difference | None:
+    """The first leaf of the state or the metrics that is not the undivided program's, bit by bit.
+
+    Programs, sizes and precision are the run's; environments on the host are played by a stand-in,
+    all together: those that answer in turns are compared component by component, in the self-test.
+    """
+    iterations = _iterations(int(sources["total_iterations"]))
+    how = f"{is_deterministic} {sorted((implementations or {}).items())} {iterations}"
+    key = key_of(fdg, "bits", how, *_where(fdg))
+    if key is not None and (recall(key) or {}).get("same") is True:
+        return None
+    parts = replace(
+        fdg, fragments={name: replace(f, first=None) for name, f in fdg.fragments.items()}
+    )
+    whole = _undivided(source, is_deterministic)
+    how_run = (state, sources, is_deterministic, implementations)
+    with _running(parts, *how_run) as a, _running(whole, *how_run) as b:
+        for iteration in iterations:
+            found = _difference(a, b, fdg, iteration)
+            if found is not None:
+                return found
+    if key is not None:
+        remember(key, {"same": True})
+    return None
+
+
+def _iterations(total: int) -> tuple[int, ...]:
+    """The first ones, and the last: what waits for a number of steps has happened by then."""
+    return (0, 1, max(2, total - 1))
+
+
+def _undivided(source: Traced, is_deterministic: bool) -> FDG:
+    """The graph of one fragment that has everything."""
+    everything = tuple(sorted(components_in(source.at(source.extent))))
+    on_host = isinstance(source.environment, Host | HostEnvironment)
+    device = "cpu" if on_host else "accelerator"
+    place = Place(name="undivided", components=everything, device=device)
+    policy = Policy(name="undivided", places=(place,))
+    deployment = Deployment(accelerator=accelerator())
+    return cut(source, policy, deployment, deterministic=is_deterministic)
+
+
+@contextlib.contextmanager
+def _running(
+    fdg: FDG,
+    state: Mapping[str, Any],
+    sources: Mapping[str, np.ndarray],
+    is_deterministic: bool,
+    implementations: Mapping[str, str] | None,
+) -> Iterator[LocalRuntime]:
+    runtime = LocalRuntime(
+        fdg,
+        state,
+        sources,
+        pools=_stand_ins(fdg),  # pyright: ignore[reportArgumentType]
+        row_kinds=fdg.row_kinds if is_deterministic else None,
+        implementations=implementations,
+    )
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+
+
+def _difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> Difference | None:
+    (metrics,), (others,) = a.run(iteration, 1), b.run(iteration, 1)
+    state, other = a.state(), b.state()
+    labels = fdg.program.labels
+    pairs = [(f"the state's {labels[name]}", x, other[name]) for name, x in state.items()]
+    pairs += [
+        (f"the metric {name.removeprefix('0.')}", x, others[name]) for name, x in metrics.items()
+    ]
+    arrays = [(label, np.asarray(x), np.asarray(y)) for label, x, y in pairs]
+    different = [(label, x, y) for label, x, y in arrays if x.tobytes() != y.tobytes()]
+    if not different:
+        return None
+    # Whole numbers follow: an action is another one by a last digit.
+    floats = [
+        distance(_wide(y), _wide(x))
+        for _, x, y in different
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return Difference(different[0][0], max(floats, default=None))
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """As numbers that NumPy knows: bfloat16 is none of its own."""
+    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
+    return array.astype(np.complex128 if is_complex else np.float64)
+
+
+def _stand_ins(fdg: FDG) -> dict[str, list["_StandIn"]]:
+    """For each fragment with environments on the host, who plays them."""
+    found: dict[str, list[_StandIn]] = {}
+    for name, fragment in fdg.fragments.items():
+        host = host_of(fragment)
+        if host is not None:
+            count = 1 if fragment.group else fragment.replicas
+            ids = np.split(np.arange(fdg.program.num_envs, dtype=np.int32), count)
+            found[name] = [_StandIn(host, some) for some in ids]
+    return found
+
+
+class _StandIn:
+    """Answers as a pool of environments does."""
+
+    def __init__(self, host: Host, ids: np.ndarray):
+        self.ids, self._host = ids, host
+        space = host.environment.observation
+
+        def answer(method: str, *args: Any) -> list[Any]:
+            types = [
+                jax.ShapeDtypeStruct((len(ids), *t.shape), t.dtype)
+                for t in host.result_types(method)
+            ]
+            drawn = host_answer(method, args, ids, types, space)
+            return [x.astype(t.dtype) for x, t in zip(drawn, types, strict=True)]
+
+        self._answers = {
+            method: compiled(lambda *args, method=method: answer(method, *args))
+            for method in ("reset", "step")
+        }
+
+    def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
+        with in_double():
+            return [np.asarray(x) for x in self._answers[method](*map(np.asarray, args))]
+
+    def stuck(self, _seconds: float) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        yield
+
+    def close(self) -> None: ...
+
+
+def _where(fdg: FDG) -> list[str]:
+    """What decides over bits beside the programs: who runs and who compiles them, and how."""
+    whole = processor_of(jax.devices()[0])
+    parts = [
+        f"{name} {sorted(set(map(processor_of, devices_for(fragment))))}"
+        for name, fragment in sorted(fdg.fragments.items())
+    ]
+    how = f"{os.environ.get('XLA_FLAGS', '')} {setting('jax_disable_most_optimizations')}"
+    return [whole, *parts, how]

@@ -1,0 +1,224 @@
+"""Tries before a run what fragflow promises: that replicas compute what one undivided program does.
+
+What was tried once is remembered: by the program, how it is cut, the versions, and how it is tried.
+"""
+
+import hashlib
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fragflow import _all_reduce
+from fragflow._jax import calls_back
+from fragflow.api.environment import Environment
+from fragflow.api.host import Host, HostEnvironment
+from fragflow.errors import ReplicaError
+from fragflow.graph.extent import Extent
+from fragflow.graph.ir import FDG
+from fragflow.graph.probe import (
+    culprit,
+    double_precision,
+    neighbours,
+    play,
+    relation,
+    stand_in_environment,
+)
+from fragflow.graph.probe import probe as probe_module
+from fragflow.graph.probe.fingerprint import fingerprint, of_programs
+from fragflow.graph.probe.probe import Verdict, is_divided, is_large, of_environments, probe
+from fragflow.graph.tracing.trace import Traced
+from fragflow.runtime.observer import Observer
+from fragflow.runtime.promises.remembered import recall, remember
+from fragflow.runtime.promises.selftest import operation_that_differs
+
+PACKAGES = ("fragflow", "jax", "jaxlib", "numpy")
+HOW = (
+    _all_reduce,
+    culprit,
+    double_precision,
+    neighbours,
+    play,
+    probe_module,
+    relation,
+    stand_in_environment,
+)
+"""modules that try: with others, it has not been tried"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What came of it."""
+
+    text: str
+    """for people: what was tried, or why it was not"""
+    verdict: Verdict | None = None
+    """None if nothing was tried"""
+    divided: bool = True
+    """whether there was anything to try"""
+    wanted: bool = True
+    """whether anything was to be tried"""
+    proven: bool = True
+    """whether the check has read the programs that were tried"""
+    seconds: float = 0.0
+
+
+NOT_PROVEN = "tried, not proven"
+NOT_DIVIDED = Tried(text="not divided", divided=False)
+SWITCHED_OFF = Tried(text="switched off", wanted=False)
+
+
+def tried(
+    graph: Callable[[], tuple[FDG, Traced]],
+    first: Sequence[Any],
+    observer: Observer,
+    *,
+    is_deterministic: bool,
+    is_wanted: bool,
+) -> Tried:
+    """Tries a graph, unless that was done before; ReplicaError if it does not do as promised.
+
+    `graph` is the lockstep graph of the run, and what was cut; `first` its first state.
+    """
+    fdg, source = graph()
+    _try_turns(fdg)
+    if not is_divided(fdg):
+        return replace(NOT_DIVIDED, wanted=is_wanted)
+    if not is_wanted:
+        _refuse_unproven(fdg, "is switched off (--no-probe)")
+        return SWITCHED_OFF
+    began = time.perf_counter()
+    key = key_of(fdg, "probe")
+    known = _verdict(recall(key)) if key is not None else None
+    if known is not None:
+        text = f"{known}, remembered{_played(source)}{_unproven(fdg)}"
+        return Tried(text=text, verdict=known, proven=not fdg.unproven)
+    observer.phase("probing", 0, 1)
+    untried = _try_environment(source)
+    try:
+        verdict = probe(fdg, source, first=first, open_all=is_deterministic)
+    except ReplicaError:
+        raise
+    except Exception as error:  # it is there to find mistakes, not to make any
+        words = _words(error)
+        _refuse_unproven(fdg, f"fails ({words})")
+        return Tried(text=f"could not be tried ({words})", seconds=time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    if key is not None and not untried:
+        facts = {"states": verdict.states, "leaves": verdict.leaves, "worst": verdict.worst}
+        remember(key, facts)
+    text = f"{verdict}, {seconds:.1f} s{_played(source, untried)}{_unproven(fdg)}"
+    return Tried(text=text, verdict=verdict, seconds=seconds, proven=not fdg.unproven)
+
+
+def _try_environment(source: Traced) -> str:
+    """Tries whether environments look at their neighbours, where the probe does not see it.
+
+    Once for each environment: by its programs. If it could not be tried, why.
+    """
+    environment = _tried_apart(source)
+    if environment is None:
+        return ""
+    try:
+        programs = neighbours.batches(environment)
+        digest = of_programs(p for batch in programs for p in (batch.reset, batch.step))
+        key = None if digest is None else _key(digest, "environment")
+        if key is not None and (recall(key) or {}).get("apart") is True:
+            return ""
+        neighbours.try_apart(environment, programs)
+    except ReplicaError:
+        raise
+    except Exception as error:  # as below
+        return _words(error)
+    if key is not None:
+        remember(key, {"apart": True})
+    return ""
+
+
+def _tried_apart(source: Traced) -> Environment | None:
+    """An environment that a stand-in plays, or that calls Python, which is given all parts."""
+    environment = source.environment
+    if isinstance(environment, Host | HostEnvironment):
+        return None
+    is_hidden = is_large(source) or any(map(calls_back, of_environments(source)))
+    return environment if is_hidden else None
+
+
+def _played(source: Traced, untried: str = "") -> str:
+    """By whom environments were played, if not simply by themselves."""
+    if _tried_apart(source) is None:
+        return ""
+    who = "by a stand-in, and " if is_large(source) else ""
+    result = f"could not be tried apart ({untried})" if untried else "tried apart"
+    return f"; environments {who}{result}"
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _unproven(fdg: FDG) -> str:
+    if not fdg.unproven:
+        return ""
+    return f"; {NOT_PROVEN}: one {_holding(fdg)} each in {', '.join(fdg.unproven)}"
+
+
+def _try_turns(fdg: FDG) -> None:
+    """Tries what the check has not compared: work on one environment at a time."""
+    for fragment in fdg.fragments.values():
+        line = operation_that_differs(fragment, Extent(1)) if fragment.first == 1 else None
+        if line is not None:
+            raise ReplicaError(
+                f"one environment at a time, fragment {fragment.name!r} computes something else "
+                f"than for all of them together (at {line}): give first at least 2, or have it "
+                "work on each environment by itself"
+            )
+
+
+def _refuse_unproven(fdg: FDG, why: str) -> None:
+    if fdg.unproven:
+        raise ReplicaError(
+            f"replicas of {', '.join(fdg.unproven)} hold one {_holding(fdg)} each, of which JAX "
+            "makes another program than of several: that it computes what the undivided one does "
+            f"can only be tried, and the probe {why}. Give every replica two of them instead"
+        )
+
+
+def _holding(fdg: FDG) -> str:
+    return "agent" if fdg.fragments[fdg.unproven[0]].over == "agents" else "environment"
+
+
+def key_of(fdg: FDG, *what: str) -> str | None:
+    """Under what a trial of `fdg` is remembered; None if it cannot be."""
+    graph = fingerprint(fdg)
+    return None if graph is None else _key(graph, *what)
+
+
+def _key(*what: str) -> str:
+    words = [*what, platform.python_version(), *_versions(), _how()]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def _versions() -> list[str]:
+    return [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+
+
+@cache
+def _how() -> str:
+    files = [Path(module.__file__ or "").read_bytes() for module in HOW]
+    return hashlib.sha256(b"".join(files)).hexdigest()
+
+
+def _verdict(known: Any) -> Verdict | None:
+    """What was remembered, if it is what is written there."""
+    if known is None:
+        return None
+    states, leaves, worst = (known.get(name) for name in ("states", "leaves", "worst"))
+    is_whole = isinstance(states, int) and isinstance(leaves, int) and isinstance(worst, float)
+    if not is_whole or not 0 <= worst <= relation.TOLERANCE:
+        return None
+    return Verdict(states=states, leaves=leaves, worst=worst)

@@ -1,0 +1,342 @@
+"""The commands' help texts and options."""
+
+from typing import Literal
+
+from fragflow.tools.inputs.options import Group, Option
+
+HELP = """\
+usage: fragflow COMMAND [OPTIONS]
+
+Write a training loop once; a distribution policy cuts it into fragments at deployment.
+
+commands:
+  train ALGO --env ENV   train an agent; keeps a run directory
+  show ALGO --env ENV    print the fragments a policy makes of an algorithm
+  eval RUN               play episodes with a trained agent
+  check ENV              play an environment and report where it breaks its contract, or
+                         (--twin OTHER) where a port differs from its original
+  list                   print the algorithms, environments and policies there are
+
+options:
+  -h, --help             this text; `fragflow COMMAND --help` explains a command,
+                         `fragflow train ALGO --help` an algorithm's hyperparameters too
+  --version              print the version
+  --debug                print where an error came from
+
+Your own algorithms, environments and policies are named as module:attribute.
+
+example:
+  fragflow train ppo --env CartPole-v1 --policy single-learner-coarse --total-steps 524288
+"""
+
+EXPERIMENT = (
+    Option(
+        name="env",
+        kind=str,
+        metavar="ENV",
+        help="environment, library:environment, or module:attribute of your own",
+        required=True,
+    ),
+    Option(
+        name="env_arg",
+        kind=tuple[str, ...],
+        metavar="K=V",
+        default=(),
+        help="setting of the environment",
+        shown_default="repeatable",
+        is_repeatable=True,
+    ),
+    Option(
+        name="wrap",
+        kind=tuple[str, ...],
+        metavar="NAME[=V]",
+        default=(),
+        help="frame-stack=N, time-limit=N, scale-actions, clip-actions or scale-rewards=X; the "
+        "first is innermost",
+        shown_default="repeatable",
+        is_repeatable=True,
+    ),
+    Option(
+        name="num_envs",
+        kind=int,
+        metavar="N",
+        help="number of environments",
+        shown_default="default: the algorithm's",
+    ),
+)
+
+DEPLOYMENT = (
+    Option(
+        name="policy",
+        kind=str,
+        metavar="P",
+        help="distribution policy, or module:attribute of your own",
+        shown_default="default: gpu-only where the environment compiles",
+    ),
+    Option(
+        name="sync",
+        kind=str,
+        metavar="S",
+        help="lockstep; lag=K: workers act on parameters K iterations old, while newer ones are "
+        "learnt; async[=K]: messages are handled as they come, at most K updates late",
+        shown_default="default: the policy's",
+    ),
+    Option(
+        name="first",
+        kind=int,
+        metavar="K",
+        help="act on the first K environments of a worker that have answered, not on all together "
+        "(EnvPool's)",
+        shown_default="default: the policy's",
+    ),
+    Option(name="workers", kind=int, metavar="N", default=1, help="workers of the policy"),
+    Option(name="learners", kind=int, metavar="N", default=1, help="learners of the policy"),
+    Option(
+        name="deterministic",
+        kind=bool,
+        default=False,
+        has_no_form=False,
+        help="the same bits however the work is spread, for some speed",
+    ),
+    Option(
+        name="implementation",
+        kind=tuple[str, ...],
+        metavar="NAME=HOW",
+        default=(),
+        help="how to compute a kernel: discounted_sums=xla|cpp|pallas, or one of your own; by "
+        "default the workers pick",
+        shown_default="repeatable",
+        is_repeatable=True,
+    ),
+    Option(
+        name="optimise",
+        kind=bool,
+        default=True,
+        help="send less between fragments; changes no result",
+    ),
+)
+
+TRAIN = (
+    Group(
+        title="experiment",
+        summary="what to learn",
+        options=(
+            *EXPERIMENT,
+            Option(
+                name="total_steps",
+                kind=int,
+                metavar="N",
+                default=1_048_576,
+                help="environment steps, rounded up to whole iterations",
+            ),
+            Option(name="seed", kind=int, metavar="S", default=0, help="of all randomness"),
+        ),
+    ),
+    Group(
+        title="deployment",
+        summary="where to run it; what is learned does not change",
+        options=(
+            *DEPLOYMENT,
+            Option(
+                name="runtime",
+                kind=Literal["local", "processes", "ray", "eager"],
+                default="local",
+                help="local: threads and devices of this process; processes: workers in processes "
+                "of their own; ray: in actors of a Ray cluster; eager: uncompiled, for debugging",
+            ),
+            Option(
+                name="probe",
+                kind=bool,
+                default=True,
+                help="before a run whose work is divided, compare what replicas compute with the "
+                "undivided program, in double precision; remembered",
+            ),
+            Option(
+                name="ray_address",
+                kind=str,
+                metavar="HOST:PORT",
+                help="a Ray cluster's head",
+                shown_default="default: a cluster of its own on this machine",
+            ),
+            Option(
+                name="cluster",
+                kind=str,
+                metavar="FILE",
+                help="a cluster.toml: where a Ray cluster is, and what fragments need there",
+                shown_default="optional",
+            ),
+        ),
+    ),
+    Group(
+        title="output",
+        summary="what to keep and to show",
+        options=(
+            Option(
+                name="run_dir",
+                kind=str,
+                metavar="DIR",
+                help="a new or empty directory for the run",
+                shown_default="default: runs/ALGO-ENV-POLICY-sSEED-TIME",
+            ),
+            Option(
+                name="eval_every",
+                kind=int,
+                metavar="N",
+                help="evaluate during training, about every N environment steps",
+                shown_default="default: at the end only",
+            ),
+            Option(
+                name="eval_episodes",
+                kind=int,
+                metavar="N",
+                default=100,
+                help="greedy episodes per evaluation; 0 for none",
+            ),
+            Option(
+                name="config",
+                kind=str,
+                metavar="FILE",
+                help="JSON object of options by name; the command line overrides it. Your own "
+                "environment or policy is not taken from there: name it here too",
+                shown_default="optional",
+            ),
+            Option(
+                name="trust_config",
+                kind=bool,
+                default=False,
+                has_no_form=False,
+                help="import and run what the file of --config names",
+            ),
+            Option(
+                name="quiet", kind=bool, default=False, has_no_form=False, help="show no progress"
+            ),
+        ),
+    ),
+)
+
+SHOW = (
+    Group(title="experiment", summary="what to cut", options=EXPERIMENT),
+    Group(
+        title="deployment",
+        summary="how to cut it",
+        options=tuple(option for option in DEPLOYMENT if option.name != "deterministic"),
+    ),
+    Group(
+        title="output",
+        options=(
+            Option(
+                name="format",
+                kind=Literal["text", "mermaid", "json", "driver"],
+                default="text",
+                help="how to print it; driver is the Python that drives each thread",
+            ),
+        ),
+    ),
+)
+
+EVAL = (
+    Group(
+        title="evaluation",
+        options=(
+            Option(name="episodes", kind=int, metavar="N", default=100, help="how many to play"),
+            Option(name="seed", kind=int, metavar="S", default=0, help="of the episodes"),
+            Option(
+                name="explore",
+                kind=bool,
+                default=False,
+                has_no_form=False,
+                help="act as during training, not greedily",
+            ),
+            Option(
+                name="record",
+                kind=str,
+                metavar="FILE.gif",
+                help="draw one more episode there, if the environment can be drawn",
+                shown_default="optional",
+            ),
+            Option(
+                name="algorithm",
+                kind=str,
+                metavar="MODULE:ATTRIBUTE",
+                help="the run's algorithm, if it is your own: a run directory is data, and what "
+                "its files name is never imported",
+                shown_default="optional",
+            ),
+            Option(
+                name="env",
+                kind=str,
+                metavar="MODULE:ATTRIBUTE",
+                help="the run's environment, if it is your own",
+                shown_default="optional",
+            ),
+            Option(
+                name="env_arg",
+                kind=tuple[str, ...],
+                metavar="K=V",
+                help="setting of the environment, instead of all that the run had",
+                shown_default="default: the run's, where they are numbers; repeatable",
+                is_repeatable=True,
+            ),
+            Option(
+                name="trust_run",
+                kind=bool,
+                default=False,
+                has_no_form=False,
+                help="import and run what the run's files name, this time",
+            ),
+        ),
+    ),
+)
+
+CHECK = (
+    Group(
+        title="check",
+        options=(
+            *(option for option in EXPERIMENT if option.is_repeatable),
+            Option(name="steps", kind=int, metavar="N", default=1000, help="how many to play"),
+        ),
+    ),
+    Group(
+        title="twin",
+        summary="compare a JAX port, ENV, with its original on the host, step by step",
+        options=(
+            Option(
+                name="twin",
+                kind=str,
+                metavar="OTHER",
+                help="the original, like gymnasium:CartPole-v1",
+                shown_default="optional",
+            ),
+            Option(
+                name="twin_arg",
+                kind=tuple[str, ...],
+                metavar="K=V",
+                default=(),
+                help="setting of the original",
+                shown_default="repeatable",
+                is_repeatable=True,
+            ),
+            Option(
+                name="state_map",
+                kind=str,
+                metavar="MODULE:FUNCTION",
+                help="function of the port's state and the host environment that sets the latter",
+                shown_default="default: the state's numbers become its attribute `state`",
+            ),
+            Option(
+                name="seed",
+                kind=int,
+                metavar="S",
+                help="of actions and of where episodes start",
+                shown_default="default: 0",
+            ),
+            Option(
+                name="tolerance",
+                kind=float,
+                metavar="X",
+                help="by how much numbers may differ after a step; times the larger one if above 1",
+                shown_default="default: 1e-05",
+            ),
+        ),
+    ),
+)
