@@ -26,7 +26,7 @@ from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.planning.instructions import Enter, Get, Instruction, Put, Repeat, Run
 
-Hand = Callable[[int, int, bool], tuple[list[Any], float]]
+AsyncWorker = Callable[[int, int, bool], tuple[list[Any], float]]
 """(first iteration, how many, whether to time the loop) -> (last state, seconds in the loop)"""
 
 
@@ -114,7 +114,7 @@ def _measure(envs: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _check_equal(task: Task, borrowed: LocalRuntime, hand: Hand) -> None:
+def _check_equal(task: Task, borrowed: LocalRuntime, hand: AsyncWorker) -> None:
     """By hand and by the runtime, two iterations end in the same state, bit for bit."""
     other = task.runtime("single-learner-fine")
     other.run(0, 2)
@@ -124,7 +124,7 @@ def _check_equal(task: Task, borrowed: LocalRuntime, hand: Hand) -> None:
         np.testing.assert_array_equal(np.asarray(ours), theirs)
 
 
-def written_by_hand(runtime: LocalRuntime) -> tuple[Hand, str]:
+def written_by_hand(runtime: LocalRuntime) -> tuple[AsyncWorker, str]:
     """A function that makes the runtime's compiled calls, and its text.
 
     Every value is a local variable, a message is an assignment, a loop is a `for`.

@@ -27,15 +27,15 @@ import numpy as np
 from measure import HERE, Worker, cache, print_table, rival_python
 
 from fragflow.remote.transport import mailbox
-from fragflow.remote.transport.endpoint import Address, Door, Network
-from fragflow.remote.transport.mailbox import LaneInfo, Post
+from fragflow.remote.transport.endpoint import Address, Endpoint, Network
+from fragflow.remote.transport.mailbox import Route, SocketChannels
 
 RAY = ("ray==2.54.0", "numpy")
 SIZES = {"1 KB": 1 << 10, "64 KB": 1 << 16, "4 MB": 1 << 22}
 TARGETS = {"1 KB": 8.0, "64 KB": 6.0, "4 MB": 2.0}
 INFOS = (
-    LaneInfo(number=0, route=("there", 0, 0), source="a", target="b"),
-    LaneInfo(number=1, route=("back", 0, 0), source="b", target="a"),
+    Route(number=0, key=("there", 0, 0), source="a", target="b"),
+    Route(number=1, key=("back", 0, 0), source="b", target="a"),
 )
 TIMEOUT_SECONDS = 30.0
 KINDS = ("socket", "shared memory", "tcp", "tcp encrypted")
@@ -124,17 +124,17 @@ def in_process() -> Iterator[Callable[[np.ndarray], Any]]:
 def between(kind: str) -> Iterator[Callable[[np.ndarray], Any]]:
     """A process that sends everything back."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        door, address = open_door(kind, folder, "a")
+        endpoint, address = open_endpoint(kind, folder, "a")
         words = [sys.executable, __file__, "--echo", kind, folder, json.dumps(asdict(address))]
         child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         other = Address(**json.loads(child.stdout.readline()))
-        post = Post("a", door, {"a": address, "b": other}, INFOS, TIMEOUT_SECONDS)
-        lane, answers = post.open("there", 0, 0), post.open("back", 0, 0)
+        channels = SocketChannels("a", endpoint, {"a": address, "b": other}, INFOS, TIMEOUT_SECONDS)
+        route, answers = channels.open("there", 0, 0), channels.open("back", 0, 0)
 
         def trip(array: np.ndarray) -> Any:
-            lane.put([array])
-            return post.get(answers, "the echo")
+            route.put([array])
+            return channels.get(answers, "the echo")
 
         try:
             yield trip
@@ -142,31 +142,31 @@ def between(kind: str) -> Iterator[Callable[[np.ndarray], Any]]:
         finally:
             child.kill()
             child.wait()
-            post.close()
+            channels.close()
 
 
 def echo(kind: str, folder: str, other: str) -> None:
-    door, address = open_door(kind, folder, "b")
+    endpoint, address = open_endpoint(kind, folder, "b")
     print(json.dumps(asdict(address)), flush=True)
     addresses = {"a": Address(**json.loads(other)), "b": address}
-    post = Post("b", door, addresses, INFOS, TIMEOUT_SECONDS)
-    lane, answers = post.open("there", 0, 0), post.open("back", 0, 0)
+    channels = SocketChannels("b", endpoint, addresses, INFOS, TIMEOUT_SECONDS)
+    route, answers = channels.open("there", 0, 0), channels.open("back", 0, 0)
     while True:
-        answers.put(post.get(lane, "a message"))
+        answers.put(channels.get(route, "a message"))
 
 
-def open_door(kind: str, folder: str, me: str) -> tuple[Door, Address]:
-    door = Door()
+def open_endpoint(kind: str, folder: str, me: str) -> tuple[Endpoint, Address]:
+    endpoint = Endpoint()
     if kind.startswith("tcp"):
         is_encrypted = kind == "tcp encrypted"
-        endpoint = door.bind_network(Network(interface="127.0.0.1"), is_encrypted)
-        key = door.keys[0].decode() if is_encrypted else None
-        return door, Address(endpoint=endpoint, public_key=key, host=me)
-    slabs = None
+        endpoint = endpoint.bind_network(Network(interface="127.0.0.1"), is_encrypted)
+        key = endpoint.keys[0].decode() if is_encrypted else None
+        return endpoint, Address(endpoint=endpoint, public_key=key, host=me)
+    shared_memory = None
     if kind == "shared memory":
-        slabs, mailbox.LARGE_BYTES = folder, 0
-    door.bind_path(f"{folder}/{me}")
-    return door, Address(path=f"{folder}/{me}", slabs=slabs)
+        shared_memory, mailbox.LARGE_BYTES = folder, 0
+    endpoint.bind_path(f"{folder}/{me}")
+    return endpoint, Address(path=f"{folder}/{me}", shared_memory=shared_memory)
 
 
 def table_rows(size: str, found: dict[str, list[float]]) -> list[list[str]]:

@@ -20,7 +20,7 @@ from fragflow.graph.tracing.trace import (
     env_steps_per_iteration,
     init_function,
     iteration_function,
-    traced,
+    tracer,
 )
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
@@ -61,7 +61,7 @@ class Task:
         self, policy: str, implementations: Mapping[str, str] | None = None
     ) -> LocalRuntime:
         """Traced, cut and compiled; one worker."""
-        source = traced(self.algorithm, self.environment, self.num_envs)
+        source = tracer(self.algorithm, self.environment, self.num_envs)
         assert env_steps_per_iteration(source.at(source.extent), self.num_envs) == self.steps
         fdg = cut(source, named_policy(policy), Deployment(workers=1, accelerator=accelerator()))
         names = (carry.inside for carry in fdg.program.loop.carries)
@@ -103,7 +103,7 @@ class Driver:
         began = time.perf_counter()
         self.advance(1)
         wanted = int(training.CHUNK_SECONDS / (time.perf_counter() - began))
-        self.chunk = max(1, min(wanted, training.LARGEST_CHUNK))
+        self.chunk = max(1, min(wanted, training.MAX_CHUNK))
 
     def advance(self, iterations: int) -> None:
         end = self._done + iterations

@@ -14,7 +14,7 @@ from fragflow.api.spaces import Discrete, Space
 from fragflow.api.vector import Environments
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
 from fragflow.remote.launch.launcher import Launcher
@@ -48,7 +48,7 @@ class HostEngine:
             num_envs=num_envs,
             total_steps=2**30,
         )
-        source = traced(self.ppo, self.environment, num_envs)
+        source = tracer(self.ppo, self.environment, num_envs)
         fdg = cut(source, named_policy("single-learner-coarse"), Deployment(workers=workers))
         self._ready = run._prepare_local(
             experiment,

@@ -99,7 +99,7 @@ def _work(name: str, deployment: Any) -> Callable[[], object]:
     from engines import Task
 
     from fragflow.graph.cut import cut
-    from fragflow.graph.tracing.trace import iteration_function, traced
+    from fragflow.graph.tracing.trace import iteration_function, tracer
     from fragflow.policies.named import named_policy
     from fragflow.runtime.observer import Silent
     from fragflow.runtime.promises.bits import other_bits
@@ -110,7 +110,7 @@ def _work(name: str, deployment: Any) -> Callable[[], object]:
         step = iteration_function(task.algorithm, task.environment, ENVS)
         arguments = (task.state, jax.numpy.int32(0), *task.sources.values())
         return lambda: jax.jit(step).lower(*arguments).compile()
-    source = traced(task.algorithm, task.environment, ENVS)
+    source = tracer(task.algorithm, task.environment, ENVS)
     fdg = cut(source, named_policy(POLICY), deployment)
     first = jax.tree.leaves(task.state)
 

@@ -17,7 +17,7 @@ from fragflow.errors import FragflowError
 from fragflow.graph.analyses.staleness import late_messages
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG
-from fragflow.graph.tracing.trace import Traced, traced
+from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment, Policy, synchronisation
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms-and-policies.md"
@@ -55,8 +55,8 @@ def page() -> str:
         else:
             environment = make_environment(ENVIRONMENTS.get(name, "CartPole-v1"))
         algorithm = algorithm_class(name)()
-        all_workers = traced(algorithm, environment, WORKERS * 2)
-        one_worker = traced(algorithm, environment, 2, WORKERS * 2)
+        all_workers = tracer(algorithm, environment, WORKERS * 2)
+        one_worker = tracer(algorithm, environment, 2, WORKERS * 2)
         cells = []
         for policy in POLICIES.values():
             marks = []
@@ -73,7 +73,7 @@ def page() -> str:
     return INTRODUCTION + "\n".join(lines) + "\n\n## Why not\n\n" + "\n".join(notes) + "\n"
 
 
-def refusals(all_workers: Traced, one_worker: Traced, policy: Policy) -> list[str | None]:
+def refusals(all_workers: Tracer, one_worker: Tracer, policy: Policy) -> list[str | None]:
     """Why an algorithm cannot be in lockstep, late, asynchronous; None if it can."""
     policy, late, asynchronous = (
         replace(policy, synchronisation=synchronisation(kind))

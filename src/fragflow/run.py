@@ -20,11 +20,11 @@ from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG
 from fragflow.graph.passes.split import Options
 from fragflow.graph.tracing.trace import (
-    Traced,
+    Tracer,
     env_steps_per_iteration,
     init_function,
     iteration_function,
-    traced,
+    tracer,
 )
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
@@ -45,7 +45,7 @@ from fragflow.runtime.programs.implementations import in_words, inexact
 from fragflow.runtime.promises.bits import other_bits
 from fragflow.runtime.promises.equality import after_restarts, elsewhere, equality, with_figures
 from fragflow.runtime.promises.probing import NOT_DIVIDED, Tried, tried
-from fragflow.runtime.training import Engine, train
+from fragflow.runtime.training import Runtime, train
 
 if TYPE_CHECKING:  # needs libraries that a run in threads does not
     from fragflow.remote.launch.launcher import Launcher
@@ -211,7 +211,7 @@ def run(
 class _Ready:
     """A runtime with everything compiled, and what is known of the run."""
 
-    engine: Engine
+    engine: Runtime
     fdg: FDG | None
     equality: str
     probe: str
@@ -247,28 +247,28 @@ def _refuse_no_steps(experiment: Experiment, steps: int) -> None:
 
 def _source(
     experiment: Experiment, policy: Policy, deployment: Deployment
-) -> tuple[Traced, Deployment]:
+) -> tuple[Tracer, Deployment]:
     """What is cut, and for how many: under asynchrony, the program of one worker and the server."""
     environment = as_placed(experiment.environment, policy, deployment)
     total, workers = experiment.num_envs, deployment.workers
     if not isinstance(policy.synchronisation, Asynchronous):
-        return traced(experiment.algorithm, environment, total), deployment
+        return tracer(experiment.algorithm, environment, total), deployment
     if total % workers:
         raise PolicyError(
             f"num-envs is {total}, which cannot be divided among {workers} asynchronous workers: "
             f"use a multiple of {workers}"
         )
-    source = traced(experiment.algorithm, environment, total // workers, total)
+    source = tracer(experiment.algorithm, environment, total // workers, total)
     return source, replace(deployment, workers=1)
 
 
 def _in_lockstep(
-    experiment: Experiment, source: Traced, fdg: FDG, policy: Policy, deployment: Deployment
-) -> tuple[FDG, Traced]:
+    experiment: Experiment, source: Tracer, fdg: FDG, policy: Policy, deployment: Deployment
+) -> tuple[FDG, Tracer]:
     """What is probed: the run's graph; of an asynchronous one, that of all workers in lockstep."""
     if not isinstance(policy.synchronisation, Asynchronous) or deployment.workers == 1:
         return fdg, source
-    whole = traced(experiment.algorithm, source.environment, experiment.num_envs)
+    whole = tracer(experiment.algorithm, source.environment, experiment.num_envs)
     together = replace(policy, synchronisation=LOCKSTEP)
     return cut(whole, together, deployment), whole
 
@@ -283,7 +283,7 @@ def _asynchronous(policy: Policy, workers: int) -> dict[str, int]:
 
 def _prepare_local(
     experiment: Experiment,
-    source: Traced,
+    source: Tracer,
     fdg: FDG,
     observer: Observer,
     *,
@@ -379,24 +379,28 @@ def _processes(
     fdg: FDG, asynchronous: Mapping[str, int], launcher: "Launcher"
 ) -> tuple[Mapping[str, Sequence[Any]], Callable[..., Any], Callable[[], None]]:
     """Starts the processes of a run: their environments, the runtime for them, and how they end."""
-    from fragflow.remote.coordinator.processes import Fleet
+    from fragflow.remote.coordinator.processes import WorkerProcesses
     from fragflow.remote.coordinator.runtimes import (
         AsyncInProcesses,
         InProcesses,
         LaggedInProcesses,
     )
 
-    fleet = Fleet(fdg, launcher)
+    worker_processes = WorkerProcesses(fdg, launcher)
     if asynchronous:
         runtime = functools.partial(AsyncInProcesses, **asynchronous)
     else:
         runtime = LaggedInProcesses if fdg.delays else InProcesses
-    return fleet.pools, functools.partial(runtime, fleet=fleet), fleet.close
+    return (
+        worker_processes.pools,
+        functools.partial(runtime, worker_processes=worker_processes),
+        worker_processes.close,
+    )
 
 
 def _first_state(
     experiment: Experiment,
-    source: Traced,
+    source: Tracer,
     sources: Mapping[str, np.ndarray],
     pools: Mapping[str, Sequence[Any]],
 ) -> list[Any]:

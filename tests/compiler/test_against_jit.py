@@ -23,7 +23,7 @@ from compiler.random_programs import (
 )
 from fragflow.graph.cut import cut
 from fragflow.graph.passes.split import Options
-from fragflow.graph.tracing.trace import SOURCES, init_function, iteration_function, traced
+from fragflow.graph.tracing.trace import SOURCES, init_function, iteration_function, tracer
 from fragflow.policies import Deployment, Place, Policy
 from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.planning.simulate import record
@@ -77,7 +77,7 @@ def divided(
     algorithm: RandomLoop, policy: Policy, options: Options
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """The same loop, cut by a policy and run by the local runtime."""
-    fdg = cut(traced(algorithm, NoEnvironment(), NUM_ENVS), policy, Deployment(), options)
+    fdg = cut(tracer(algorithm, NoEnvironment(), NUM_ENVS), policy, Deployment(), options)
     given_ = sources()
     leaves = jax.tree.leaves(first_state(algorithm.arithmetic))
     state = dict(zip((c.inside for c in fdg.program.loop.carries), leaves, strict=True))

@@ -8,7 +8,7 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
 from fragflow.graph.show import FORMATS, render
-from fragflow.graph.tracing.trace import Traced, traced
+from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
 
 HERE = Path(__file__).parent
@@ -18,8 +18,8 @@ SUFFIX = {"text": "txt", "mermaid": "mmd", "json": "json"}
 
 
 @pytest.fixture(scope="module")
-def ppo() -> Traced:
-    return traced(PPO(), make_environment("CartPole-v1"), 16)
+def ppo() -> Tracer:
+    return tracer(PPO(), make_environment("CartPole-v1"), 16)
 
 
 CASES = [("text", 1), *((format, 2) for format in FORMATS)]
@@ -27,7 +27,7 @@ CASES = [("text", 1), *((format, 2) for format in FORMATS)]
 
 @pytest.mark.parametrize(("format", "workers"), CASES)
 @pytest.mark.parametrize("policy", ONE_TEAM)
-def test_golden_graph(ppo: Traced, policy: str, workers: int, format: str, update_golden: bool):
+def test_golden_graph(ppo: Tracer, policy: str, workers: int, format: str, update_golden: bool):
     graph = cut(ppo, POLICIES[policy], Deployment(workers=workers, learners=1))
     found = render(graph, format, "ppo on CartPole-v1")
     path = HERE / f"ppo-{policy}-{workers}.{SUFFIX[format]}"
@@ -37,7 +37,7 @@ def test_golden_graph(ppo: Traced, policy: str, workers: int, format: str, updat
 
 
 @pytest.mark.parametrize("policy", ["single-learner-coarse"])
-def test_only_the_actors_parameters_go_to_the_actors(ppo: Traced, policy: str):
+def test_only_the_actors_parameters_go_to_the_actors(ppo: Tracer, policy: str):
     graph = cut(ppo, POLICIES[policy], Deployment(workers=2))
     text = render(graph, "text")
     assert "params.actor" in text

@@ -9,7 +9,7 @@ from fragflow.algorithms.ippo import IPPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
 from fragflow.graph.show import render
-from fragflow.graph.tracing.trace import Traced, traced
+from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
 from golden.test_golden_graphs import HERE, ONE_TEAM
 
@@ -21,8 +21,8 @@ ENVIRONMENTS = {
 
 
 @functools.cache
-def program(name: str) -> Traced:
-    return traced(algorithm_class(name)(), make_environment(ENVIRONMENTS[name]), 16)
+def program(name: str) -> Tracer:
+    return tracer(algorithm_class(name)(), make_environment(ENVIRONMENTS[name]), 16)
 
 
 def printed(name: str, policy: str) -> str:
@@ -60,7 +60,7 @@ def test_workers_and_the_server_exchange_gradients_and_parameters_only():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_golden_graph_of_two_teams(policy: str, update_golden: bool):
-    source = traced(IPPO(rollout_length=16), make_environment("Tag", agents=10), 16)
+    source = tracer(IPPO(rollout_length=16), make_environment("Tag", agents=10), 16)
     learners = 2 if policy == "agents" else 1
     graph = cut(source, POLICIES[policy], Deployment(workers=2, learners=learners))
     found = render(graph, "text", "ippo on Tag")

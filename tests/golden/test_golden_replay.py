@@ -9,7 +9,7 @@ from fragflow.algorithms.sac import SAC
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
 from fragflow.graph.show import render
-from fragflow.graph.tracing.trace import Traced, traced
+from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
 from golden.test_golden_graphs import HERE, ONE_TEAM
 
@@ -21,9 +21,9 @@ CASES = {
 
 
 @functools.cache
-def program(case: str) -> Traced:
+def program(case: str) -> Tracer:
     algorithm, env = CASES[case]
-    return traced(algorithm, make_environment(env), 16)
+    return tracer(algorithm, make_environment(env), 16)
 
 
 @pytest.mark.parametrize("policy", ONE_TEAM)

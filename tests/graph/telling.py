@@ -13,7 +13,7 @@ from jax import lax
 import fragflow as ff
 from fragflow.errors import ReplicaError, TraceError
 from fragflow.graph.cut import cut
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift
 
@@ -96,7 +96,7 @@ def refusal(
     environment: Any = None,
 ) -> str | None:
     """Why the cut is refused, if it is."""
-    source = traced(Telling(expression, place), environment or Drift(), num_envs)
+    source = tracer(Telling(expression, place), environment or Drift(), num_envs)
     try:
         cut(source, POLICIES[policy], Deployment(workers=workers, learners=1))
     except (ReplicaError, TraceError) as error:

@@ -12,7 +12,7 @@ from fragflow.errors import PolicyError, ReplicaError, TraceError
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG
 from fragflow.graph.show import render
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import POLICIES, Deployment, Place, Policy
 from fragflow.run import Experiment, run
 from graph.crowd import Apart, Crowd, Served, Shared
@@ -25,7 +25,7 @@ def build(
     algorithm, environment: Any = TWO_TEAMS, workers=2, learners=2, policy=POLICIES["agents"]
 ):
     deployment = Deployment(workers=workers, learners=learners)
-    return cut(traced(algorithm, environment, 4), policy, deployment)
+    return cut(tracer(algorithm, environment, 4), policy, deployment)
 
 
 def collectives(graph: FDG, source: str) -> set[str]:

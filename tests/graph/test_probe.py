@@ -19,12 +19,12 @@ from fragflow.environments import make_environment
 from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG, Loop, Receive, Send
-from fragflow.graph.probe.double_precision import Setting, evaluate, in_double, wide
+from fragflow.graph.probe.double_precision import DoubleContext, evaluate, in_double, wide
 from fragflow.graph.probe.fingerprint import fingerprint
 from fragflow.graph.probe.probe import Verdict, arranged, is_divided, probe
 from fragflow.graph.probe.relation import distance, relation
 from fragflow.graph.probe.stand_in_environment import host_answer
-from fragflow.graph.tracing.trace import Traced, traced
+from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import Deployment, named_policy
 from graph.toy import Drift, Toy
 from graph.wrong import LATER, WRONG, Small
@@ -38,8 +38,8 @@ def graph(
     workers: int = 2,
     learners: int = 1,
     num_envs: int = 8,
-) -> tuple[FDG, Traced]:
-    source = traced(algorithm, environment or Drift(), num_envs)
+) -> tuple[FDG, Tracer]:
+    source = tracer(algorithm, environment or Drift(), num_envs)
     deployment = Deployment(workers=workers, learners=learners)
     return cut(source, named_policy(policy), deployment), source
 
@@ -280,7 +280,8 @@ def test_programs_are_evaluated_in_double_precision(name: str) -> None:
     expected = jax.tree.leaves(FUNCTIONS[name](jnp.asarray(x)))
     with in_double():
         given = [
-            np.asarray(r) for r in jax.jit(lambda x: evaluate(closed, [x], Setting()))(wide(x))
+            np.asarray(r)
+            for r in jax.jit(lambda x: evaluate(closed, [x], DoubleContext()))(wide(x))
         ]
     for a, b in zip(given, expected, strict=True):
         assert a.dtype == (np.float64 if b.dtype.kind == "f" else b.dtype)

@@ -11,7 +11,7 @@ from fragflow._jax import source_line
 from fragflow.errors import GraphError, ReplicaError, TraceError
 from fragflow.graph.cut import cut
 from fragflow.graph.probe.double_precision import in_double, wide
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift, Toy
 
@@ -20,7 +20,7 @@ REPLICATED_LEARNERS = ("multi-learner", "gpu-only", "central")
 
 def build(algorithm: Toy, policy: str, workers: int = 2):
     deployment = Deployment(workers=workers, learners=1)
-    return cut(traced(algorithm, Drift(), 8), POLICIES[policy], deployment)
+    return cut(tracer(algorithm, Drift(), 8), POLICIES[policy], deployment)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

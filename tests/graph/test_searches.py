@@ -9,7 +9,7 @@ import pytest
 from fragflow.environments import make_environment
 from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import Deployment, named_policy
 
 mctx = pytest.importorskip("mctx")
@@ -49,7 +49,7 @@ class ByOneKey(MuZero):
 
 
 def divide(algorithm: Any, policy: str = "gpu-only") -> None:
-    source = traced(algorithm, make_environment("CartPole-v1"), 8)
+    source = tracer(algorithm, make_environment("CartPole-v1"), 8)
     cut(source, named_policy(policy), Deployment(workers=2))
 
 

@@ -12,7 +12,7 @@ from jax import lax
 import fragflow as ff
 from fragflow.errors import ReplicaError, TraceError, UserCodeError
 from fragflow.graph.cut import cut
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import POLICIES, Deployment
 from fragflow.run import Experiment, run
 from graph.telling import Telling, files_named_in, refusal
@@ -349,7 +349,7 @@ def test_what_xla_may_round_to_the_other_side_is_not_known():
 
 def divided(algorithm, policy, workers=2, num_envs=8, learners=1, **options):
     deployment = Deployment(workers=workers, learners=learners)
-    return cut(traced(algorithm, Drift(), num_envs), POLICIES[policy], deployment, **options)
+    return cut(tracer(algorithm, Drift(), num_envs), POLICIES[policy], deployment, **options)
 
 
 class SumOfGradients(OneUpdate):
@@ -480,7 +480,7 @@ class Sorting(Drift):
 
 def test_what_environments_do_inside_is_not_read():
     assert refusal(RIGHT["a mean"], environment=Sorting()) is None
-    source = traced(Model(), Sorting(), 8)
+    source = tracer(Model(), Sorting(), 8)
     cut(source, POLICIES["gpu-only"], Deployment(workers=2, learners=1))
 
 

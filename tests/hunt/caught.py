@@ -26,7 +26,7 @@ import pytest
 from fragflow.errors import FragflowError, ReplicaError
 from fragflow.graph.cut import cut
 from fragflow.graph.probe.probe import probe
-from fragflow.graph.tracing.trace import Traced, traced
+from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
 from graph.strangers import WRONG as STRANGERS
 from graph.telling import Telling
@@ -56,7 +56,7 @@ class Caught:
     uncut: int = 0
     """those that cannot be cut, even unchecked: there is nothing to probe"""
 
-    def add(self, name: str, source: Traced, workers: int) -> None:
+    def add(self, name: str, source: Tracer, workers: int) -> None:
         self.programs += 1
         if is_accepted(source, workers):
             self.accepted.append(name)
@@ -93,7 +93,7 @@ def unchecked() -> Iterator[None]:
         yield
 
 
-def is_accepted(source: Traced, workers: int) -> bool:
+def is_accepted(source: Tracer, workers: int) -> bool:
     try:
         cut(source, POLICY, Deployment(workers=workers))
     except FragflowError:
@@ -101,7 +101,7 @@ def is_accepted(source: Traced, workers: int) -> bool:
     return True
 
 
-def probed(source: Traced, workers: int) -> str:
+def probed(source: Tracer, workers: int) -> str:
     """What the probe does without the static check: caught, or what else happened."""
     with unchecked():
         try:
@@ -116,13 +116,13 @@ def probed(source: Traced, workers: int) -> str:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-def wrong(seed: int, index: int) -> tuple[Case, Traced] | None:
+def wrong(seed: int, index: int) -> tuple[Case, Tracer] | None:
     """A drawn program, if it is a wrong one that can be computed."""
     case = drawn(seed, index)
     if case is None:
         return None
     case = replace(case, policy="gpu-only")
-    source = traced(case.algorithm, Drift(), case.sizes.whole)
+    source = tracer(case.algorithm, Drift(), case.sizes.whole)
     try:
         source.at(source.extent)
         difference = play(source, case.sizes, np.random.default_rng([seed, index]))
@@ -138,7 +138,7 @@ def of_people() -> Caught:
     for cause, members in CAUSES.items():
         algorithms |= {f"{cause}: {name}": Telling(e) for name, e in members.items()}
     for name, algorithm in algorithms.items():
-        found.add(name, traced(algorithm, Drift(), ENVS), WORKERS)
+        found.add(name, tracer(algorithm, Drift(), ENVS), WORKERS)
     return found
 
 

@@ -29,7 +29,7 @@ from hunt.shrink import shrunk
 
 REFUSED_TRIED = 0.15
 """of programs of which nothing is claimed, how many are computed to see whether something holds"""
-MOST_STEPS, ATTEMPTS = 3, 12
+MAX_STEPS, ATTEMPTS = 3, 12
 PORTION = 500
 """draws after which counts are kept"""
 WITHOUT_OPERANDS = ("empty", "iota", "platform_index")
@@ -43,7 +43,7 @@ def drawn(seed: int, index: int, last: Sequence[str] = ()) -> Program | None:
     rng = np.random.default_rng([seed, index])
     draw = Draw(rng)
     names, odds = chances()
-    wanted = int(rng.integers(1, MOST_STEPS + 1))
+    wanted = int(rng.integers(1, MAX_STEPS + 1))
     made = 0
     for attempt in range(ATTEMPTS):
         is_last = made == wanted - 1

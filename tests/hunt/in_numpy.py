@@ -106,20 +106,20 @@ def _selected(_: Params, which: np.ndarray, *cases: np.ndarray) -> Any:
 
 def _dot(params: Params, x: np.ndarray, y: np.ndarray) -> Any:
     (xc, yc), (xb, yb) = params["dimension_numbers"]
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    submissions = iter("abcdefghijklmnopqrstuvwxyz")
     xs, ys = [""] * x.ndim, [""] * y.ndim
     batch = []
     for i, j in zip(xb, yb, strict=True):
-        xs[i] = ys[j] = next(letters)
+        xs[i] = ys[j] = next(submissions)
         batch.append(xs[i])
     for i, j in zip(xc, yc, strict=True):
-        xs[i] = ys[j] = next(letters)
+        xs[i] = ys[j] = next(submissions)
     xf = [i for i in range(x.ndim) if not xs[i]]
     yf = [j for j in range(y.ndim) if not ys[j]]
     for i in xf:
-        xs[i] = next(letters)
+        xs[i] = next(submissions)
     for j in yf:
-        ys[j] = next(letters)
+        ys[j] = next(submissions)
     out = [*batch, *(xs[i] for i in xf), *(ys[j] for j in yf)]
     return np.einsum(f"{''.join(xs)},{''.join(ys)}->{''.join(out)}", x, y)
 

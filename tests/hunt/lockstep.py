@@ -27,7 +27,7 @@ from fragflow._jax import (
 )
 from hunt.in_numpy import TABLE
 
-MOST_EQUATIONS = 20_000
+MAX_EQUATIONS = 20_000
 """that are computed one by one: loops that draw random numbers until some fit may take for ever"""
 Parts = list[list[Any]]
 """for each replica its values"""
@@ -40,7 +40,7 @@ class Lockstep:
     double: bool = False
     rounded: set[str] = field(default_factory=set)
     """primitives that were computed in their own types, not in double precision"""
-    left: int = MOST_EQUATIONS
+    left: int = MAX_EQUATIONS
 
     def run(self, closed: Any, parts: Sequence[Sequence[Any]]) -> Parts:
         """The results of every replica."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fragflow.graph.replicas import interpret
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.graph.replicas.rules.table import _TABLE as TABLE
 
@@ -55,8 +55,8 @@ def restrictions(primitive: str) -> list[str]:
 
 def _without_refusals(
     rule: Callable[..., Any], is_let_in: Test
-) -> Callable[[Pair, Sequence[Kind]], Any]:
-    def lax(pair: Pair, kinds: Sequence[Kind]) -> Any:
+) -> Callable[[EqnPair, Sequence[Kind]], Any]:
+    def lax(pair: EqnPair, kinds: Sequence[Kind]) -> Any:
         result = rule(pair, kinds)
         results = result if isinstance(result, list) else [result] * len(pair.a.outvars)
         return [_let_through(kinds, k, is_let_in) for k in results]

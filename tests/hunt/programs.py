@@ -31,7 +31,7 @@ from fragflow.errors import FragflowError
 from fragflow.graph.cut import cut
 from fragflow.graph.extent import Extent
 from fragflow.graph.replicas.kinds import UNIFORM, partial, varying
-from fragflow.graph.tracing.trace import Traced, traced
+from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift
 from hunt.catalogue import chances, functions
@@ -258,7 +258,7 @@ class Played:
 
 def judge(case: Case, seed: Sequence[int]) -> Played:
     """Cuts, and plays what is accepted."""
-    source = traced(case.algorithm, Drift(), case.sizes.whole)
+    source = tracer(case.algorithm, Drift(), case.sizes.whole)
     try:
         source.at(source.extent)
     except Exception as error:  # the drawn function does not fit after all
@@ -279,7 +279,7 @@ def judge(case: Case, seed: Sequence[int]) -> Played:
     return Played("played")
 
 
-def play(source: Traced, sizes: Sizes, rng: np.random.Generator) -> str:
+def play(source: Tracer, sizes: Sizes, rng: np.random.Generator) -> str:
     """One iteration whole and in parts, from a random state; the first leaf that differs."""
     whole, local = source.at(source.extent), source.at(Extent(sizes.local))
     ins = [v.aval for v in whole.closed.jaxpr.invars], [v.aval for v in local.closed.jaxpr.invars]

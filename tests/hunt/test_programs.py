@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import POLICIES
 from fragflow.run import Experiment, run
 from graph.toy import Drift
@@ -41,10 +41,10 @@ def test_a_right_program_is_accepted_and_plays_alike(place):
 def test_what_is_refused_would_play_differently():
     """The player tells right from wrong without the analysis."""
     wrong = case("jax.numpy.sort", Ref(0), 0, closing="rows")
-    source = traced(wrong.algorithm, Drift(), SIZES.whole)
+    source = tracer(wrong.algorithm, Drift(), SIZES.whole)
     assert play(source, SIZES, np.random.default_rng(0))
     right = case("jax.numpy.sort", Ref(0), 1, closing="rows")
-    source = traced(right.algorithm, Drift(), SIZES.whole)
+    source = tracer(right.algorithm, Drift(), SIZES.whole)
     assert not play(source, SIZES, np.random.default_rng(0))
 
 

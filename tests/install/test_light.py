@@ -8,8 +8,8 @@ from install.fresh import Fresh, constraints, run, wheel
 
 pytestmark = pytest.mark.timeout(900)  # it installs most of a gigabyte
 
-MOST_PACKAGES = 25
-MOST_MEGABYTES = 650
+MAX_PACKAGES = 25
+MAX_MEGABYTES = 650
 NOT_NEEDED = ("PIL", "flax", "gymnax", "networkx", "pandas", "matplotlib", "tensorstore")
 
 
@@ -24,10 +24,10 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
 def test_few_packages_and_megabytes(fresh: Fresh) -> None:
     packages = fresh.pip("list", "--format", "freeze").stdout.split()
     assert any(package.startswith("fragflow==") for package in packages)
-    assert len(packages) <= MOST_PACKAGES, packages
+    assert len(packages) <= MAX_PACKAGES, packages
     files = [path for path in fresh.site_packages.rglob("*") if path.is_file()]
     megabytes = sum(path.stat().st_size for path in files) / 1e6
-    assert 100 < megabytes <= MOST_MEGABYTES
+    assert 100 < megabytes <= MAX_MEGABYTES
     assert fresh.pip("check").returncode == 0
 
 

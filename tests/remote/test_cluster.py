@@ -13,7 +13,7 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError
 from fragflow.policies import Deployment, named_policy
-from fragflow.remote.coordinator.processes import Fleet
+from fragflow.remote.coordinator.processes import WorkerProcesses
 from fragflow.remote.launch.cleanup import employ
 from fragflow.remote.launch.cluster import (
     Cluster,
@@ -65,7 +65,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert find_cluster(None, None) is None
 
 
-@pytest.mark.parametrize(
+@pytest.point.parametrize(
     ("text", "message"),
     [
         ("[ray", "not valid TOML"),
@@ -127,7 +127,7 @@ class Asked(Launcher):
         pass
 
 
-@pytest.mark.parametrize(
+@pytest.point.parametrize(
     ("policy", "sites", "is_packed"),
     [
         (
@@ -148,7 +148,7 @@ def test_placement(policy: str, sites: set[tuple[str, ...]], is_packed: bool) ->
     )
     launcher = Asked()
     with pytest.raises(Enough):
-        Fleet(graph(experiment, named_policy(policy), Deployment(workers=2)), launcher)
+        WorkerProcesses(graph(experiment, named_policy(policy), Deployment(workers=2)), launcher)
     assert (set(launcher.placement.sites), launcher.placement.is_packed) == (sites, is_packed)
 
 

@@ -43,7 +43,7 @@ print(setting("jax_cpu_enable_async_dispatch"))
 """
 
 
-@pytest.mark.parametrize("value", ["True", "False"])
+@pytest.point.parametrize("value", ["True", "False"])
 def test_computes_in_the_calling_thread_where_the_coordinator_does(value: str) -> None:
     """JAX reads other settings from the environment, but not this one."""
     variables = {**os.environ, "JAX_CPU_ENABLE_ASYNC_DISPATCH": value}
@@ -52,29 +52,29 @@ def test_computes_in_the_calling_thread_where_the_coordinator_does(value: str) -
     assert found.stdout.strip() == value, found.stderr
 
 
-@pytest.mark.parametrize(
+@pytest.point.parametrize(
     ("policy", "workers"),
     [
         (COARSE, 2),
         ("single-learner-fine", 2),
         ("multi-learner", 2),
         ("gpu-only", 1),
-        pytest.param("environments", 2, marks=pytest.mark.slow),
-        pytest.param("central", 2, marks=pytest.mark.slow),
-        pytest.param(COARSE, 4, marks=pytest.mark.slow),
-        pytest.param("gpu-only", 2, marks=pytest.mark.slow),
-        pytest.param("split-device", 2, marks=pytest.mark.slow),
+        pytest.param("environments", 2, points=pytest.point.slow),
+        pytest.param("central", 2, points=pytest.point.slow),
+        pytest.param(COARSE, 4, points=pytest.point.slow),
+        pytest.param("gpu-only", 2, points=pytest.point.slow),
+        pytest.param("split-device", 2, points=pytest.point.slow),
     ],
 )
 def test_bits_are_those_of_threads(policy: str, workers: int) -> None:
     """An algorithm that only this process knows."""
 
     @dataclass(frozen=True)
-    class Local(Toy):
+    class RuntimeOp(Toy):
         length: int = 5
 
     outcomes = [
-        train(Local(), policy, workers=workers, runtime=runtime)
+        train(RuntimeOp(), policy, workers=workers, runtime=runtime)
         for runtime in ("local", "processes")
     ]
     assert_same(*outcomes)
@@ -88,7 +88,7 @@ def test_large_messages_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch
     assert_same(threads, processes)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.point.parametrize("workers", [pytest.param(1, points=pytest.point.slow), 2])
 def test_environments_on_the_host(workers: int) -> None:
     algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
     threads, processes = (
@@ -99,7 +99,7 @@ def test_environments_on_the_host(workers: int) -> None:
     assert sum(r.episodes for r in processes.rows) > 0
 
 
-@pytest.mark.slow
+@pytest.point.slow
 def test_envpool_in_turns() -> None:
     pytest.importorskip("envpool", reason="EnvPool is an extra")
     environment = ff.wrap(make_environment("envpool:CartPole-v1", threads=1), frame_stack=2)
@@ -122,7 +122,7 @@ def test_lag() -> None:
     assert_same(threads, processes)
 
 
-@pytest.mark.parametrize(
+@pytest.point.parametrize(
     ("algorithm", "policy"),
     [
         (A3C(rollout_length=4, hidden=(8,)), "central"),
@@ -134,8 +134,8 @@ def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.M
     sent: list[int] = []
     call = process_client.RemoteProcess.call
 
-    def watched(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
-        found = call(self, word, content, on_mark)
+    def watched(self: Any, word: str, content: Any = None, on_point: Any = None) -> Any:
+        found = call(self, word, content, on_point)
         if word == "work":
             payloads = [*(content[1] or {}).values(), *found[1].values()]
             sent.extend(sum(a.nbytes for a in p if a is not None) for p in payloads)
@@ -149,8 +149,8 @@ def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.M
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
 
 
-@pytest.mark.parametrize(
-    "policy", [COARSE, pytest.param("single-learner-fine", marks=pytest.mark.slow)]
+@pytest.point.parametrize(
+    "policy", [COARSE, pytest.param("single-learner-fine", points=pytest.point.slow)]
 )
 def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> None:
     iterations = 600
@@ -162,8 +162,8 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     assert disturbed.equality == disturbed.start.equality
 
 
-@pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.slow
+@pytest.point.parametrize("lag", [pytest.param(1, points=pytest.point.slow), 3])
+@pytest.point.slow
 def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     """They go back further: more of what they have sent may not have been taken."""
     algorithm = IMPALA(rollout_length=4, hidden=(8,))
@@ -175,7 +175,7 @@ def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     assert disturbed.replacements == 2
 
 
-@pytest.mark.slow
+@pytest.point.slow
 def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     """It is replaced from where it was to begin, not from the very start."""
     observer = Signalling("_1.0.", signal.SIGKILL, at=(60,), then="_1.1.")
@@ -184,19 +184,19 @@ def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     assert disturbed.replacements == 2
 
 
-@pytest.mark.slow
+@pytest.point.slow
 def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has marked its last iteration; its replacement begins earlier, and is sent all again."""
     call = process_client.RemoteProcess.call
     killed: list[str] = []
 
-    def die_first(self: Any, word: str, content: Any = None, on_mark: Any = None) -> Any:
+    def die_first(self: Any, word: str, content: Any = None, on_point: Any = None) -> Any:
         if word == "run" and "_1" in self.name and not killed:
-            assert on_mark is not None
+            assert on_point is not None
 
-            def mark_and_die(mark: Any) -> None:
-                on_mark(mark)
-                if mark.iteration == sum(content) and not killed:
+            def mark_and_die(point: Any) -> None:
+                on_point(point)
+                if point.iteration == sum(content) and not killed:
                     killed.append(self.name)
                     (process,) = children(f"{self.name}.0.")
                     time.sleep(1.0)  # the others are done by now
@@ -204,7 +204,7 @@ def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.Monk
                     raise process_client.WorkerLost("it is gone")
 
             return call(self, word, content, mark_and_die)
-        return call(self, word, content, on_mark)
+        return call(self, word, content, on_point)
 
     undisturbed = in_threads(Toy(), iterations=40)
     monkeypatch.setattr(process_client.RemoteProcess, "call", die_first)
@@ -332,10 +332,10 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
     assert not _processes_of(directory)
 
 
-@pytest.mark.parametrize(
+@pytest.point.parametrize(
     ("number", "exit_code"),
     [
-        pytest.param(signal.SIGINT, 130, id="int", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, id="int", points=pytest.point.slow),
         pytest.param(signal.SIGTERM, 75, id="term"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fragflow.algorithms.a3c import A3C
-from fragflow.remote.coordinator.drivers import RemoteCrew
+from fragflow.remote.coordinator.drivers import RemoteDriver
 from fragflow.remote.protocol import process_client
 from fragflow.runtime.drivers.traffic import Sent
 from graph.toy import Toy
@@ -17,7 +17,7 @@ from remote.signals import KillingAll, Signalling
 from remote.training import assert_same, in_threads, train
 
 
-@pytest.mark.slow
+@pytest.point.slow
 def test_a_replacement_sends_through_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages go on with the numbers of its predecessor, in memory of its own."""
     monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
@@ -62,12 +62,12 @@ def test_state_that_is_asked_for_while_the_next_iteration_begins_is_not_kept() -
             if word == "state":
                 state = {"learner": {"params": self.made}}, Sent()
                 if self.made == 1:
-                    crew.run(1, 1)  # another thread's, when the answer is on its way
+                    driver.run(1, 1)  # another thread's, when the answer is on its way
                 return state
             self.made += 1
             return {}, Sent()
 
-    crew = RemoteCrew(Process(), SimpleNamespace(duties=()))  # pyright: ignore[reportArgumentType]
-    crew.run(0, 1)
-    assert crew.state() == {"learner": {"params": 1}}
-    assert crew.state() == {"learner": {"params": 2}}
+    driver = RemoteDriver(Process(), SimpleNamespace(fragment_jobs=()))  # pyright: ignore[reportArgumentType]
+    driver.run(0, 1)
+    assert driver.state() == {"learner": {"params": 1}}
+    assert driver.state() == {"learner": {"params": 2}}

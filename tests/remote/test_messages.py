@@ -1,4 +1,4 @@
-"""Messages between processes: frames, shared memory, lanes; what is broken is refused."""
+"""Messages between processes: frames, shared memory, routes; what is broken is refused."""
 
 import contextlib
 import queue
@@ -19,13 +19,13 @@ from hypothesis.extra import numpy as arrays
 from fragflow.errors import RunError
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.remote.protocol.codec import Codec
-from fragflow.remote.protocol.control import Line
+from fragflow.remote.protocol.control import ControlChannel
 from fragflow.remote.transport import mailbox, unix_socket
-from fragflow.remote.transport.endpoint import Network, NetworkOutlet, bind_tcp, open_door
+from fragflow.remote.transport.endpoint import Network, TcpSender, bind_tcp, open_endpoint
 from fragflow.remote.transport.frames import DTYPES, array_from, pack, raw, types_of, unpack
-from fragflow.remote.transport.mailbox import LaneInfo, Post
-from fragflow.remote.transport.shared_memory import SLOTS, Slab
-from fragflow.remote.transport.unix_socket import Inbox, Outlet
+from fragflow.remote.transport.mailbox import Route, SocketChannels
+from fragflow.remote.transport.shared_memory import SLOTS, SharedSlots
+from fragflow.remote.transport.unix_socket import UnixReceiver, UnixSender
 from fragflow.runtime.drivers.channels import Closed
 from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.planning.instructions import Run
@@ -41,7 +41,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
 @given(st.lists(st.none() | ARRAYS, max_size=4), st.integers(0, 2**32 - 1))
 def test_arrays_travel_as_they_are(payload: list[Any], sequence: int) -> None:
     header = unpack(pack(3, 1, sequence, types_of(payload)))
-    assert (header.lane, header.incarnation, header.sequence) == (3, 1, sequence)
+    assert (header.route, header.incarnation, header.sequence) == (3, 1, sequence)
     for array, kind in zip(payload, header.types, strict=True):
         if array is None:
             assert kind is None
@@ -87,8 +87,8 @@ class TestCodec:
 
 
 def test_a_slab_is_used_in_turn_and_waits_for_its_reader(tmp_path: Path) -> None:
-    written = Slab.create(tmp_path / "slab", 100)
-    read = Slab.open(tmp_path / "slab")
+    written = SharedSlots.create(tmp_path / "slots", 100)
+    read = SharedSlots.open(tmp_path / "slots")
     messages = [np.full(100, k, np.uint8) for k in range(3 * SLOTS)]
 
     def write() -> None:
@@ -112,34 +112,34 @@ def test_a_slab_is_used_in_turn_and_waits_for_its_reader(tmp_path: Path) -> None
 
 def test_a_slab_may_begin_with_any_number(tmp_path: Path) -> None:
     """That of a process which takes the place of a lost one."""
-    written = Slab.create(tmp_path / "slab", 8, first=57)
+    written = SharedSlots.create(tmp_path / "slots", 8, first=57)
     written.write(57, [memoryview(bytes(range(8)))], timeout_seconds=0.1)
-    (found,) = Slab.open(tmp_path / "slab").read(57, [8])
+    (found,) = SharedSlots.open(tmp_path / "slots").read(57, [8])
     assert bytes(found) == bytes(range(8))
 
 
-def _info(number: int) -> LaneInfo:
-    return LaneInfo(number=number, route=(f"m{number}", 0, 0), source="a", target="b")
+def _info(number: int) -> Route:
+    return Route(number=number, key=(f"m{number}", 0, 0), source="a", target="b")
 
 
 @pytest.fixture(params=["one host", "one host, shared memory", "two hosts"])
 def posts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Two ends, as in two processes, of one host or two."""
     network = Network(interface="127.0.0.1") if request.param == "two hosts" else None
-    doors, addresses = {}, {}
+    endpoints, addresses = {}, {}
     for name in "ab":
         host = name if network else ""
-        doors[name], addresses[name] = open_door(tmp_path, name, host, network)
+        endpoints[name], addresses[name] = open_endpoint(tmp_path, name, host, network)
         if "shared" not in request.param:
-            addresses[name] = replace(addresses[name], slabs=None)
+            addresses[name] = replace(addresses[name], shared_memory=None)
     infos = [_info(0), _info(1)]
-    ends = [Post(n, doors[n], addresses, infos, 2.0) for n in "ab"]
+    ends = [SocketChannels(n, endpoints[n], addresses, infos, 2.0) for n in "ab"]
     yield ends
     for end in ends:
         end.close()
 
 
-def test_messages_arrive_in_order_whatever_is_waited_for(posts: list[Post]) -> None:
+def test_messages_arrive_in_order_whatever_is_waited_for(posts: list[SocketChannels]) -> None:
     here, there = posts
     large = np.arange(mailbox.LARGE_BYTES, dtype=np.float32)
 
@@ -162,7 +162,7 @@ def test_messages_arrive_in_order_whatever_is_waited_for(posts: list[Post]) -> N
     assert there.sent == Sent()
 
 
-def test_a_wait_ends(posts: list[Post]) -> None:
+def test_a_wait_ends(posts: list[SocketChannels]) -> None:
     _, there = posts
     there.timeout_seconds = 0.2
     with pytest.raises(RunError, match=r"message m0 of a did not come within 0 seconds"):
@@ -172,33 +172,33 @@ def test_a_wait_ends(posts: list[Post]) -> None:
         there.get(there.open("m0", 0, 0), "message m0 of a")
 
 
-def test_messages_of_a_lane_are_alike(posts: list[Post]) -> None:
+def test_messages_of_a_lane_are_alike(posts: list[SocketChannels]) -> None:
     here, _ = posts
-    lane = here.open("m0", 0, 0)
-    lane.put([np.zeros(3)])
+    route = here.open("m0", 0, 0)
+    route.put([np.zeros(3)])
     with pytest.raises(RunError, match="message m0 from replica 0 to 0 has types"):
-        lane.put([np.zeros(4)])
+        route.put([np.zeros(4)])
 
 
 def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
     """Without the right keys nothing arrives."""
-    door, address = open_door(tmp_path, "b", "b", Network(interface="127.0.0.1"))
-    post = Post("b", door, {"b": address}, [_info(0)], 0.5)
+    endpoint, address = open_endpoint(tmp_path, "b", "b", Network(interface="127.0.0.1"))
+    channels = SocketChannels("b", endpoint, {"b": address}, [_info(0)], 0.5)
     context = zmq.Context()
     stranger = context.socket(zmq.PUSH)
     stranger.connect(str(address.endpoint))
     stranger.send_multipart([pack(0, 0, 0, types_of([np.zeros(1)])), raw(np.zeros(1))])
     with pytest.raises(RunError, match="did not come"):
-        post.get(post.open("m0", 0, 0), "message m0")
+        channels.get(channels.open("m0", 0, 0), "message m0")
     stranger.close(linger=0)
-    post.close()
+    channels.close()
     context.destroy(linger=0)
 
 
 def test_processes_of_one_host_take_the_short_way(tmp_path: Path) -> None:
     network = Network(interface="127.0.0.1")
     opened = {
-        n: open_door(tmp_path, n, host, network) for n, host in zip("abc", "xxy", strict=True)
+        n: open_endpoint(tmp_path, n, host, network) for n, host in zip("abc", "xxy", strict=True)
     }
     a, b, c = (opened[n][1] for n in "abc")
     assert b.is_near(a)
@@ -206,8 +206,8 @@ def test_processes_of_one_host_take_the_short_way(tmp_path: Path) -> None:
     assert not c.is_near(a)
     assert not c.shares_memory_with(a)
     assert str(c.endpoint).startswith("tcp://127.0.0.1:")
-    for door, _ in opened.values():
-        door.close()
+    for endpoint, _ in opened.values():
+        endpoint.close()
 
 
 def _has_ipv6() -> bool:
@@ -220,7 +220,7 @@ def _has_ipv6() -> bool:
 def test_signs_of_life_may_be_unheard_for_hours(tmp_path: Path) -> None:
     """Of a coordinator that is stopped, or evaluates; a process would take it for gone."""
     context = zmq.Context()
-    here, there = Line(context, Codec([])), Line(context, Codec([]))
+    here, there = ControlChannel(context, Codec([])), ControlChannel(context, Codec([]))
     here.bind(f"ipc://{tmp_path}/line")
     there.connect(f"ipc://{tmp_path}/line")
     for _ in range(4 * 3600):
@@ -236,36 +236,36 @@ def test_signs_of_life_may_be_unheard_for_hours(tmp_path: Path) -> None:
 
 
 def test_a_door_hears_both_ways(tmp_path: Path) -> None:
-    door, address = open_door(tmp_path, "a", "x", Network(interface="127.0.0.1"))
+    endpoint, address = open_endpoint(tmp_path, "a", "x", Network(interface="127.0.0.1"))
     assert address.path is not None
-    outlets = [Outlet(address.path), NetworkOutlet(door.context, address)]
+    outlets = [UnixSender(address.path), TcpSender(endpoint.context, address)]
     for k in range(6):
-        outlet = outlets[k % 2]
-        assert outlet.flush(2000)
-        outlet.send([b"%d" % k, b""])
+        sender_socket = outlets[k % 2]
+        assert sender_socket.flush(2000)
+        sender_socket.send([b"%d" % k, b""])
         frames = None
         deadline = time.monotonic() + 5
         while frames is None and time.monotonic() < deadline:
-            frames = door.receive(50)
+            frames = endpoint.receive(50)
         assert frames is not None
         assert [bytes(f) for f in frames] == [b"%d" % k, b""]
-    assert door.receive(1) is None
-    for outlet in outlets:
-        outlet.close()
-    door.close()
+    assert endpoint.receive(1) is None
+    for sender_socket in outlets:
+        sender_socket.close()
+    endpoint.close()
 
 
-@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+@pytest.point.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 def test_addresses_may_be_longer(tmp_path: Path) -> None:
     network = Network(interface="::1")
-    door, address = open_door(tmp_path, "a", "x", network)
-    outlet = NetworkOutlet(door.context, address)
-    outlet.send([b"hello"])
-    assert door.receive(2000) == [b"hello"]
-    outlet.close()
-    door.close()
+    endpoint, address = open_endpoint(tmp_path, "a", "x", network)
+    sender_socket = TcpSender(endpoint.context, address)
+    sender_socket.send([b"hello"])
+    assert endpoint.receive(2000) == [b"hello"]
+    sender_socket.close()
+    endpoint.close()
     context = zmq.Context()
-    here, there = Line(context, Codec([])), Line(context, Codec([]))
+    here, there = ControlChannel(context, Codec([])), ControlChannel(context, Codec([]))
     keys = zmq.curve_keypair()
     here.bind_network(network, keys)
     there.connect(here.endpoint, keys[0].decode())
@@ -286,11 +286,11 @@ FRAMES = st.lists(
 def test_frames_arrive_however_they_are_cut(tmp_path: Path, messages: list[list[bytes]]) -> None:
     path = tmp_path / "socket"
     path.unlink(missing_ok=True)
-    inbox, outlet = Inbox(str(path)), Outlet(str(path))
+    inbox, sender_socket = UnixReceiver(str(path)), UnixSender(str(path))
     got: list[list[bytes]] = []
     for message in messages:
-        outlet.send(message)
-        while not outlet.flush(0):
+        sender_socket.send(message)
+        while not sender_socket.flush(0):
             frames = inbox.receive(1000)  # it is full
             if frames is not None:
                 got.append([bytes(f) for f in frames])
@@ -299,13 +299,13 @@ def test_frames_arrive_however_they_are_cut(tmp_path: Path, messages: list[list[
         if frames is not None:
             got.append([bytes(f) for f in frames])
     assert got == messages
-    outlet.close()
+    sender_socket.close()
     assert inbox.receive(10) is None
     inbox.close()
 
 
 def test_nonsense_is_refused(tmp_path: Path) -> None:
-    inbox = Inbox(f"{tmp_path}/socket")
+    inbox = UnixReceiver(f"{tmp_path}/socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.connect(f"{tmp_path}/socket")
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
@@ -316,26 +316,28 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
 
 
 def test_who_has_gone_takes_nothing(tmp_path: Path) -> None:
-    inbox, outlet = Inbox(f"{tmp_path}/socket"), Outlet(f"{tmp_path}/socket")
+    inbox, sender_socket = UnixReceiver(f"{tmp_path}/socket"), UnixSender(f"{tmp_path}/socket")
     inbox.receive(10)
     inbox.close()
     for _ in range(3):
-        if outlet.flush(0):
-            outlet.send([b"anything"])
-    assert not outlet.flush(0)
-    outlet.close()
-    outlet = Outlet(f"{tmp_path}/nobody")
-    assert not outlet.flush(0)
-    outlet.close()
+        if sender_socket.flush(0):
+            sender_socket.send([b"anything"])
+    assert not sender_socket.flush(0)
+    sender_socket.close()
+    sender_socket = UnixSender(f"{tmp_path}/nobody")
+    assert not sender_socket.flush(0)
+    sender_socket.close()
 
 
 def test_a_receiver_may_move_before_its_sender_has_begun(tmp_path: Path) -> None:
-    opened = {label: open_door(tmp_path, label) for label in ("a", "b.0", "b.1")}
+    opened = {label: open_endpoint(tmp_path, label) for label in ("a", "b.0", "b.1")}
     addresses = {"a": opened["a"][1], "b": opened["b.0"][1]}
     moves: mailbox.Moves = queue.SimpleQueue()
     moves.put(("b", opened["b.1"][1], {0: 0}))
-    here = Post("a", opened["a"][0], addresses, [_info(0)], 2.0, expendable="b", moves=moves)
-    there = Post("b", opened["b.1"][0], addresses, [_info(0)], 2.0)
+    here = SocketChannels(
+        "a", opened["a"][0], addresses, [_info(0)], 2.0, expendable="b", moves=moves
+    )
+    there = SocketChannels("b", opened["b.1"][0], addresses, [_info(0)], 2.0)
     here.open("m0", 0, 0).put([np.int32(5)])
     here.idle()
     # As the next one of those that are kept, and as itself: who has a number drops it.
@@ -346,25 +348,25 @@ def test_a_receiver_may_move_before_its_sender_has_begun(tmp_path: Path) -> None
     there.close()
 
 
-@pytest.mark.parametrize("is_shared", [False, True], ids=["sockets", "shared memory"])
+@pytest.point.parametrize("is_shared", [False, True], ids=["sockets", "shared memory"])
 def test_both_may_send_more_than_fits(tmp_path: Path, is_shared: bool) -> None:
     """Neither has begun to receive: who cannot send on takes what has come."""
-    opened = {n: open_door(tmp_path, n) for n in "ab"}
+    opened = {n: open_endpoint(tmp_path, n) for n in "ab"}
     addresses = {n: address for n, (_, address) in opened.items()}
     if not is_shared:
-        addresses = {n: replace(address, slabs=None) for n, address in addresses.items()}
-    back = LaneInfo(number=1, route=("m1", 0, 0), source="b", target="a")
-    ends = {n: Post(n, opened[n][0], addresses, [_info(0), back], 5.0) for n in "ab"}
+        addresses = {n: replace(address, shared_memory=None) for n, address in addresses.items()}
+    back = Route(number=1, key=("m1", 0, 0), source="b", target="a")
+    ends = {n: SocketChannels(n, opened[n][0], addresses, [_info(0), back], 5.0) for n in "ab"}
     large = np.zeros(1 << 20, np.float32)
 
     got: list[np.ndarray] = []
 
     def exchange(name: str, sent: str, awaited: str) -> None:
-        post = ends[name]
+        channels = ends[name]
         for _ in range(2 * SLOTS):
-            post.open(sent, 0, 0).put([large])
+            channels.open(sent, 0, 0).put([large])
         for _ in range(2 * SLOTS):
-            got.extend(post.get(post.open(awaited, 0, 0), awaited))
+            got.extend(channels.get(channels.open(awaited, 0, 0), awaited))
 
     threads = [
         threading.Thread(target=exchange, args=words)

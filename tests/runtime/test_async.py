@@ -17,7 +17,7 @@ from fragflow.errors import PolicyError, RunError
 from fragflow.policies import Asynchronous, named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.asynchrony.ledger import Ledger
-from fragflow.runtime.asynchrony.server_queue import Letter, Office
+from fragflow.runtime.asynchrony.server_queue import ServerQueue, Submission
 from graph.toy import Drift, OneUpdate, State, Toy
 from runtime.test_host import HostDrift
 from runtime.test_lag import StopAfter
@@ -95,7 +95,7 @@ def test_lag_is_measured_and_bounded(policy: str, algorithm: Any, workers: int) 
     assert outcome.env_steps == ITERATIONS * 8 * 4
     assert max(row.metrics["lag_max"] for row in outcome.rows) <= least
     assert sum(row.metrics["lag"] for row in outcome.rows) > 0
-    # A letter for each iteration, and an answer, but for those that begin before there is any.
+    # A submission for each iteration, and an answer, but for those that begin before there is any.
     unanswered = 2 * ITERATIONS * workers - outcome.messages
     assert 1 <= unanswered <= workers * (1 + chosen.ahead)
     assert outcome.state.obs.shape == (8, 3)
@@ -103,14 +103,14 @@ def test_lag_is_measured_and_bounded(policy: str, algorithm: Any, workers: int) 
 
 
 def test_results_are_there_when_a_letter_counts_as_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Office.answer
+    answer = ServerQueue.answer
 
-    def slow_answer(self: Office, letter: Letter, payloads: Any) -> Any:
-        found = answer(self, letter, payloads)
+    def slow_answer(self: ServerQueue, submission: Submission, payloads: Any) -> Any:
+        found = answer(self, submission, payloads)
         time.sleep(0.1)  # others go on meanwhile
         return found
 
-    monkeypatch.setattr(Office, "answer", slow_answer)
+    monkeypatch.setattr(ServerQueue, "answer", slow_answer)
     assert len(train(OneUpdate(), "central", iterations=3).rows) == 3
 
 

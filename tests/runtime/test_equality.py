@@ -133,7 +133,7 @@ def test_numbers_that_are_far_apart_are_no_rounding(dtype: Any) -> None:
     found = _found(jnp.ones(2, dtype), jnp.array([1, 3], dtype))
     assert found is not None
     assert found.distance is not None
-    assert found.distance > equality.LARGEST_ROUNDING
+    assert found.distance > equality.MAX_ROUNDING
 
 
 @pytest.mark.quick

@@ -19,7 +19,7 @@ from fragflow.api.kernel import KERNELS, kernel
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, TraceError
 from fragflow.graph.cut import cut
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.ops.kernels import native
 from fragflow.policies import Deployment
 from fragflow.policies.named import named_policy
@@ -32,7 +32,7 @@ from fragflow.runtime.programs.implementations import (
     kernel_programs,
     pick,
 )
-from fragflow.runtime.programs.kernel_marks import read_off
+from fragflow.runtime.programs.kernel_scopes import read_off
 from graph.toy import Drift
 from graph.wrong import Small
 
@@ -294,7 +294,7 @@ def test_one_that_is_not_in_the_program_is_not_named(monkeypatch: pytest.MonkeyP
 
 def way_of(direction: Callable[..., Any], asked: dict[str, str] | None = None) -> dict[str, str]:
     fdg = cut(
-        traced(Small(direction=direction), Drift(), 8), named_policy("gpu-only"), Deployment()
+        tracer(Small(direction=direction), Drift(), 8), named_policy("gpu-only"), Deployment()
     )
     return in_words(pick(make_plan(fdg), asked))
 

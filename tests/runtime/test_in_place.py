@@ -7,7 +7,7 @@ from fragflow import ops
 from fragflow.algorithms.dqn import DQN
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, run
 from fragflow.runtime.planning import plan as plans
@@ -38,7 +38,7 @@ def test_writing_into_state_changes_no_bit(policy, workers, monkeypatch):
 
 @pytest.mark.parametrize(("policy", "workers"), POLICIES)
 def test_the_buffer_is_written_into_by_who_has_it(policy, workers):
-    source = traced(DQN(buffer_size=2_000_000), make_environment("CartPole-v1"), 16)
+    source = tracer(DQN(buffer_size=2_000_000), make_environment("CartPole-v1"), 16)
     fdg = cut(source, named_policy(policy), Deployment(workers=workers))
     written = [v for part in make_plan(fdg).parts.values() for v in part.in_place]
     assert len(written) == len(ops.Transition._fields)
@@ -46,7 +46,7 @@ def test_the_buffer_is_written_into_by_who_has_it(policy, workers):
 
 def test_what_is_sent_is_not_written_into(monkeypatch):
     monkeypatch.setattr(plans, "LARGE_BYTES", 1)
-    source = traced(SHORT, make_environment("CartPole-v1"), 16)
+    source = tracer(SHORT, make_environment("CartPole-v1"), 16)
     fdg = cut(source, named_policy("single-learner-coarse"), Deployment(workers=2))
     sent = {parcel.value for transfer in fdg.transfers for parcel in transfer.parcels}
     plan = make_plan(fdg)

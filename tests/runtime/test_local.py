@@ -13,7 +13,7 @@ import pytest
 from fragflow.errors import ConfigError, NonFiniteError, RunError
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, Outcome, Silent, iterations_for, run
-from fragflow.runtime.drivers.channels import Channels, Closed
+from fragflow.runtime.drivers.channels import Closed, QueueChannels
 from fragflow.runtime.programs import devices
 from graph.toy import Drift, State, Toy
 
@@ -108,7 +108,7 @@ def test_an_exception_in_a_fragment_stops_all_and_names_the_cause():
 
 
 def test_a_message_that_never_comes_is_an_error_in_time():
-    channels = Channels(timeout_seconds=0.05)
+    channels = QueueChannels(timeout_seconds=0.05)
     queue = channels.open("m", 0, 0)
     with pytest.raises(RunError, match="did not come within 0 seconds"):
         channels.get(queue, "message m of learner")

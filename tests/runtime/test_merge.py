@@ -59,10 +59,10 @@ def programs(draw: st.DrawFn) -> tuple[dict[str, Code], dict[str, list[str]], li
 
 @given(programs(), st.sets(st.sampled_from(FRAGMENTS), min_size=1))
 @settings(max_examples=200, deadline=None)
-def test_messages_of_a_thread_are_sent_before_they_are_awaited(program, crew):
+def test_messages_of_a_thread_are_sent_before_they_are_awaited(program, driver):
     codes, loops, names = program
     order = Order(names, codes, loops)
-    block = merged({f: codes[f] for f in FRAGMENTS if f in crew}, loops, order)
+    block = merged({f: codes[f] for f in FRAGMENTS if f in driver}, loops, order)
     sent: set[str] = set()
     places = []
     for step in flat(block):
@@ -71,10 +71,10 @@ def test_messages_of_a_thread_are_sent_before_they_are_awaited(program, crew):
                 sent.add(transfer.name)
                 places.append(names.index(transfer.name))
             case Get(transfer):
-                assert transfer.source not in crew or transfer.name in sent
+                assert transfer.source not in driver or transfer.name in sent
                 places.append(names.index(transfer.name))
     assert places == sorted(places)
-    for fragment in crew:
+    for fragment in driver:
         mine = [s.instruction for s in flat(block) if s.fragment == fragment]
         assert mine == [c for c in codes[fragment] if not isinstance(c, Enter | Repeat)]
 

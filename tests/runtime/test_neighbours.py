@@ -19,7 +19,7 @@ from fragflow.graph.cut import cut
 from fragflow.graph.probe import neighbours
 from fragflow.graph.probe.fingerprint import of_programs
 from fragflow.graph.probe.probe import Verdict
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, run
 from fragflow.runtime.observer import Silent
@@ -181,7 +181,7 @@ def test_none_is_trained_in(name: str, equations: int, words: str) -> None:
 
 def probed(environment: Any, policy: str = "gpu-only") -> str:
     """What a run says of its probe, without the run."""
-    source = traced(Small(), environment, 8)
+    source = tracer(Small(), environment, 8)
     fdg = cut(source, named_policy(policy), Deployment(workers=2))
     said = probing.tried(
         lambda: (fdg, source), [], Silent(), is_deterministic=False, is_wanted=True

@@ -20,7 +20,7 @@ COUNT = 4
 
 
 @dataclass
-class Script:
+class DriverSource:
     """Observations as told: zero, but `value` in `entry` of environment 2 at step `at`."""
 
     observation: Any
@@ -33,7 +33,7 @@ class Script:
     has_mask = False
     draws_apart = True
 
-    def open(self, ids: Any) -> "Script":
+    def open(self, ids: Any) -> "DriverSource":
         self.steps = 0
         return self
 
@@ -57,7 +57,7 @@ class Script:
         pass
 
 
-def play(script: Script) -> None:
+def play(script: DriverSource) -> None:
     player = HostPlayer(script, COUNT)
     player.reset(range(COUNT))
     for _ in range(script.at + 1):
@@ -88,7 +88,7 @@ GRID = ff.Box(shape=(2, 2), low=(0.0, 1.0, 2.0, -3.0), high=(9.0, 1.0, 9.0, 9.0)
 def test_an_observation_out_of_range_is_a_fault(space, entry, value, said, at):
     where = f"script: environment 2 returned an observation from .* at step {at} that"
     with pytest.raises(EnvironmentFault, match=f"{where} is out of range: {said}") as fault:
-        play(Script(space, value, entry, at))
+        play(DriverSource(space, value, entry, at))
     if isinstance(space, ff.Box):
         assert "declare wider bounds in its observation space" in str(fault.value)
 
@@ -106,7 +106,7 @@ def test_an_observation_out_of_range_is_a_fault(space, entry, value, said, at):
     ],
 )
 def test_what_is_in_range_or_a_rounding_beyond_it_is_not(space, entry, value):
-    play(Script(space, value, entry, at=1))
+    play(DriverSource(space, value, entry, at=1))
 
 
 @pytest.mark.parametrize("space", [UNIT, HALF, ff.Box(shape=(3,))])
@@ -116,7 +116,7 @@ def test_numbers_that_are_none_are_named_as_such(space, value):
         with pytest.raises(
             EnvironmentFault, match="2 returned NaN or infinity from step at step 1"
         ):
-            play(Script(space, value, (entry,), at=1))
+            play(DriverSource(space, value, (entry,), at=1))
 
 
 @pytest.mark.parametrize("at", [0, 1000])
@@ -124,7 +124,7 @@ def test_another_type_is_a_fault(at):
     method = "step" if at else "reset"
     said = rf"float64\[4, 2\] from {method} at step {at}: expected float32\[4, 2\]"
     with pytest.raises(EnvironmentFault, match=said):
-        play(Script(UNIT, at=at, dtype=np.float64))
+        play(DriverSource(UNIT, at=at, dtype=np.float64))
 
 
 def test_bounds_of_several_axes_are_those_of_each_entry():

@@ -6,10 +6,10 @@ from fragflow.errors import GraphError
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import Parcel, Transfer
 from fragflow.graph.passes.collectives import crossings
-from fragflow.graph.tracing.trace import traced
+from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import POLICIES, Deployment
 from fragflow.runtime.planning.instructions import Enter, Get, Put, Repeat, Run, routes
-from fragflow.runtime.planning.plan import Part, Plan, make_plan
+from fragflow.runtime.planning.plan import FragmentPlan, Plan, make_plan
 from fragflow.runtime.planning.simulate import Cursor, Done, Schedule, advance, record
 from graph.toy import Drift, Toy
 
@@ -63,7 +63,7 @@ def test_waiting_for_one_another_is_found():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_graph_runs_to_its_end_in_any_order(policy, workers):
     deployment = Deployment(workers=workers, learners=1)
-    fdg = cut(traced(Toy(), Drift(), 8), POLICIES[policy], deployment)
+    fdg = cut(tracer(Toy(), Drift(), 8), POLICIES[policy], deployment)
     plan = make_plan(fdg)
     for seed in (None, 0, 1, 2, 3):
         result = record(fdg, plan, seed)
@@ -73,10 +73,10 @@ def test_every_graph_runs_to_its_end_in_any_order(policy, workers):
 
 
 def test_the_null_runtime_refuses_a_graph_that_would_hang():
-    fdg = cut(traced(Toy(), Drift(), 8), POLICIES["single-learner-coarse"], Deployment())
+    fdg = cut(tracer(Toy(), Drift(), 8), POLICIES["single-learner-coarse"], Deployment())
     plan = make_plan(fdg)
     learner = plan.parts["learner"]
-    without_sends = Part(
+    without_sends = FragmentPlan(
         fragment=learner.fragment,
         segments=learner.segments,
         loops=learner.loops,

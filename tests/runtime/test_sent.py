@@ -7,9 +7,9 @@ import pytest
 
 from fragflow.graph.passes import collectives
 from fragflow.run import Outcome
-from fragflow.runtime.asynchrony.server_queue import Letter, Office
+from fragflow.runtime.asynchrony.server_queue import ServerQueue, Submission
 from fragflow.runtime.drivers import assignment
-from fragflow.runtime.drivers.channels import Channels, Lane, Payload
+from fragflow.runtime.drivers.channels import Payload, QueueChannel, QueueChannels
 from graph.toy import OneUpdate, Toy
 from remote.training import COARSE, train
 
@@ -34,19 +34,19 @@ def in_threads(policy: str = COARSE, algorithm: Any = None, **options: Any) -> O
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """What is put into any lane."""
+    """What is put into any channel."""
     found: Seen = []
-    opened = Channels.open
+    opened = QueueChannels.open
 
     class Watched:
-        def __init__(self, lane: Lane):
-            self.queue, self._lane = lane.queue, lane
+        def __init__(self, channel: QueueChannel):
+            self.queue, self._channel = channel.queue, channel
 
         def put(self, payload: Payload) -> None:
             found.append(size(payload))
-            self._lane.put(payload)
+            self._channel.put(payload)
 
-    monkeypatch.setattr(Channels, "open", lambda *args: Watched(opened(*args)))
+    monkeypatch.setattr(QueueChannels, "open", lambda *args: Watched(opened(*args)))
     return found
 
 
@@ -77,19 +77,19 @@ def test_within_a_thread_it_is_the_same(
 
 def test_asynchronously(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Seen = []
-    post, begin = Office.post, Office.begin
+    post, begin = ServerQueue.post, ServerQueue.begin
 
-    def watched_post(self: Office, letter: Letter) -> None:
-        seen.extend(map(size, letter.payloads.values()))
-        post(self, letter)
+    def watched_post(self: ServerQueue, submission: Submission) -> None:
+        seen.extend(map(size, submission.payloads.values()))
+        post(self, submission)
 
-    def watched_begin(self: Office, worker: int) -> Any:
+    def watched_begin(self: ServerQueue, worker: int) -> Any:
         newest = begin(self, worker)
         seen.extend(map(size, (newest or {}).values()))
         return newest
 
-    monkeypatch.setattr(Office, "post", watched_post)
-    monkeypatch.setattr(Office, "begin", watched_begin)
+    monkeypatch.setattr(ServerQueue, "post", watched_post)
+    monkeypatch.setattr(ServerQueue, "begin", watched_begin)
     outcome = in_threads("central", OneUpdate(), sync="async", iterations=6)
     assert said(outcome) == (len(seen), sum(seen))
 
@@ -112,16 +112,16 @@ def test_a_plan_that_reckons_wrongly_changes_nothing(monkeypatch: pytest.MonkeyP
 def test_what_is_not_sent_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that sends everything twice, to somebody who takes every other message."""
     right = said(in_threads(iterations=3))
-    put, get = Lane.put, Channels.get
+    put, get = QueueChannel.put, QueueChannels.get
 
-    def twice(self: Lane, payload: Payload) -> None:
+    def twice(self: QueueChannel, payload: Payload) -> None:
         put(self, payload)
         put(self, payload)
 
-    def every_other(self: Channels, source: Lane, what: str) -> Payload:
+    def every_other(self: QueueChannels, source: QueueChannel, what: str) -> Payload:
         get(self, source, what)
         return get(self, source, what)
 
-    monkeypatch.setattr(Lane, "put", twice)
-    monkeypatch.setattr(Channels, "get", every_other)
+    monkeypatch.setattr(QueueChannel, "put", twice)
+    monkeypatch.setattr(QueueChannels, "get", every_other)
     assert said(in_threads(iterations=3)) == (2 * right[0], 2 * right[1])

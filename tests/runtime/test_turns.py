@@ -37,10 +37,10 @@ SMALL_PPO = PPO(rollout_length=16, epochs=1, minibatches=2, hidden=(16,))
 class Shuffled(HostDrift):
     """Answers in an order of its own: of those under way, the latest come first."""
 
-    takes_turns: bool = True
+    answers_one_by_one: bool = True
     breaks_at: int = -1
 
-    def open_in_turns(self, ids: Sequence[int]) -> "ShuffledBatch":
+    def open_one_by_one(self, ids: Sequence[int]) -> "ShuffledBatch":
         return ShuffledBatch(self, ids)
 
 

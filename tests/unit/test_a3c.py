@@ -12,7 +12,7 @@ from fragflow import ops
 from fragflow.algorithms import algorithm_class
 from fragflow.algorithms.a3c import A2C, A3C, Learner, Rollout
 from fragflow.errors import ConfigError
-from unit.training import Pair, assert_all_learned, components, environments, iterate
+from unit.training import EqnPair, assert_all_learned, components, environments, iterate
 
 SMALL = A2C(rollout_length=8, hidden=(8,))
 STEPS, ENVS = 8, 3
@@ -171,6 +171,6 @@ def test_impossible_hyperparameters_are_told(wrong: dict[str, Any], message: str
 
 
 def test_several_agents_are_refused() -> None:
-    env = environments(Pair(), 2)
+    env = environments(EqnPair(), 2)
     with pytest.raises(ConfigError, match="A3C is for one agent, but there are 2"):
         A3C().init(env, jax.random.key(0))

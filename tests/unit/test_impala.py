@@ -13,7 +13,7 @@ from fragflow.algorithms.a3c import A2C
 from fragflow.algorithms.impala import IMPALA, Rollout
 from fragflow.errors import ConfigError
 from unit.test_a3c import ENVS, STEPS, is_same, params_of, random_rollout
-from unit.training import Pair, assert_all_learned, components, environments, iterate
+from unit.training import EqnPair, assert_all_learned, components, environments, iterate
 
 SMALL = IMPALA(rollout_length=8, hidden=(8,))
 
@@ -132,6 +132,6 @@ def test_impossible_hyperparameters_are_told(wrong: dict[str, Any], message: str
 
 
 def test_several_agents_are_refused() -> None:
-    env = environments(Pair(), 2)
+    env = environments(EqnPair(), 2)
     with pytest.raises(ConfigError, match="IMPALA is for one agent, but there are 2"):
         algorithm_class("impala")().init(env, jax.random.key(0))

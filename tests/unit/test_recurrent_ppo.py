@@ -12,7 +12,7 @@ from fragflow import ops
 from fragflow.algorithms import algorithm_class
 from fragflow.algorithms.recurrent_ppo import RecurrentPPO, Rollout
 from fragflow.errors import ConfigError
-from unit.training import Pair, assert_all_learned, components, environments, iterate
+from unit.training import EqnPair, assert_all_learned, components, environments, iterate
 
 SMALL = RecurrentPPO(
     rollout_length=24, chunk_length=6, epochs=1, minibatches=1, units=8, hidden=(8,)
@@ -198,6 +198,6 @@ def test_impossible_hyperparameters_are_told(wrong: dict[str, Any], message: str
 
 
 def test_several_agents_are_refused() -> None:
-    env = environments(Pair(), 2)
+    env = environments(EqnPair(), 2)
     with pytest.raises(ConfigError, match="RecurrentPPO is for one agent, but there are 2"):
         algorithm_class("recurrent-ppo")().init(env, jax.random.key(0))

@@ -12,7 +12,7 @@ from fragflow._jax import Jaxpr, component_of, inner_jaxprs
 from fragflow.environments import make_environment
 
 
-class Pair:
+class EqnPair:
     """Two agents that stand still."""
 
     name = "pair"
@@ -67,8 +67,8 @@ def components(algorithm: Any, env: Any) -> set[str]:
     batch = environments(env, 2)
     state = jax.eval_shape(lambda key: algorithm.init(batch, key), jax.random.key(0))
     clock = ff.Clock(jax.random.key(1), jnp.int32(0), jnp.int32(0), jnp.float32(0.0))
-    traced = jax.make_jaxpr(lambda s, c: algorithm.step(batch, s, c))(state, clock)
-    return set(_components(traced.jaxpr))
+    tracer = jax.make_jaxpr(lambda s, c: algorithm.step(batch, s, c))(state, clock)
+    return set(_components(tracer.jaxpr))
 
 
 def _components(jaxpr: Jaxpr) -> Iterable[str]:

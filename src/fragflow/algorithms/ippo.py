@@ -13,7 +13,7 @@ from fragflow import ops
 from fragflow.errors import ConfigError
 
 ADAM = optax.scale_by_adam(eps=1e-5)
-SMALLEST_SQUARED_RETURN = 1e-2
+MIN_SQUARED_RETURN = 1e-2
 """So that the first reward after a long time without any does not look enormous to the critic."""
 
 
@@ -264,7 +264,7 @@ class IPPO(ff.Algorithm):
     def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
         """The running average, which at first is the plain mean of all iterations so far."""
         weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
-        return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
+        return jnp.maximum(average + weight * (latest - average), MIN_SQUARED_RETURN)
 
     def gradient(
         self, params: Any, batch: Batch, rows: jax.Array, agents: int

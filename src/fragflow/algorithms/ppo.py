@@ -12,7 +12,7 @@ import fragflow.api as ff
 from fragflow import ops
 from fragflow.errors import ConfigError
 
-SMALLEST_SQUARED_RETURN = 1e-2
+MIN_SQUARED_RETURN = 1e-2
 """So that the first reward after a long time without any does not look enormous to the critic."""
 
 
@@ -249,7 +249,7 @@ class PPO(ff.Algorithm):
     def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
         """The running average, which at first is the plain mean of all iterations so far."""
         weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
-        return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
+        return jnp.maximum(average + weight * (latest - average), MIN_SQUARED_RETURN)
 
     @ff.component("learner.observe")
     def observe(self, seen: ops.Statistics, obs: jax.Array, total: int) -> ops.Statistics:

@@ -11,7 +11,7 @@ from jax import lax
 import fragflow.api as ff
 from fragflow import ops
 
-SMALLEST_SQUARED_RETURN = 1e-2
+MIN_SQUARED_RETURN = 1e-2
 """So that the first reward after a long time without any does not look enormous to the critic."""
 
 
@@ -245,7 +245,7 @@ class RecurrentPPO(ff.Algorithm):
     def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
         """The running average, which at first is the plain mean of all iterations so far."""
         weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
-        return jnp.maximum(average + weight * (latest - average), SMALLEST_SQUARED_RETURN)
+        return jnp.maximum(average + weight * (latest - average), MIN_SQUARED_RETURN)
 
     @ff.component("learner.gradient")
     def gradient(self, params: Any, batch: Batch, chunks: jax.Array) -> tuple[Any, ff.Metrics]:

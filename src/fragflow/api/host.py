@@ -65,7 +65,7 @@ class HostEnvironment(Protocol):
         ...
 
 
-class TurnsBatch(HostBatch, Protocol):
+class AsyncBatch(HostBatch, Protocol):
     """Environments that answer one by one, so that the first can go on before the last."""
 
     def send(self, rows: np.ndarray, action: np.ndarray) -> None:
@@ -78,7 +78,7 @@ class TurnsBatch(HostBatch, Protocol):
         ...
 
 
-def takes_turns(environment: HostEnvironment) -> bool:
+def answers_one_by_one(environment: HostEnvironment) -> bool:
     """Whether `environment` has `open_in_turns(ids)`, which opens a `TurnsBatch`."""
     return getattr(environment, "takes_turns", False)
 

@@ -20,7 +20,7 @@ from fragflow.api.spaces import Box
 from fragflow.errors import ConfigError, unknown
 
 NAME = "Tag"
-MOST_AGENTS = 1024
+MAX_AGENTS = 1024
 """an agent's index is kept in ten bits of its distance"""
 AREA = 4.0
 """of the square, per agent"""
@@ -201,15 +201,15 @@ def _squared_distances(a: jax.Array, b: jax.Array) -> jax.Array:
 def _packed(distances: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(distances, jnp.int32)
     index = lax.broadcasted_iota(jnp.int32, distances.shape, distances.ndim - 1)
-    return (bits & ~(MOST_AGENTS - 1)) | index
+    return (bits & ~(MAX_AGENTS - 1)) | index
 
 
 def _index_of(packed: jax.Array) -> jax.Array:
-    return packed & (MOST_AGENTS - 1)
+    return packed & (MAX_AGENTS - 1)
 
 
 def _distance_of(packed: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(packed & ~(MOST_AGENTS - 1), jnp.float32)
+    return lax.bitcast_convert_type(packed & ~(MAX_AGENTS - 1), jnp.float32)
 
 
 def make(
@@ -233,8 +233,8 @@ def make(
             raise ConfigError(f"{NAME}: {what} is {value!r}, expected a whole number from 1")
     if taggers is None:
         taggers = max(1, agents // 5)
-    if not 2 <= agents <= MOST_AGENTS:
-        raise ConfigError(f"{NAME}: agents is {agents}, expected from 2 to {MOST_AGENTS}")
+    if not 2 <= agents <= MAX_AGENTS:
+        raise ConfigError(f"{NAME}: agents is {agents}, expected from 2 to {MAX_AGENTS}")
     if not isinstance(taggers, int) or not 1 <= taggers < agents:
         raise ConfigError(
             f"{NAME}: taggers is {taggers!r}, expected from 1 to {agents - 1}: of {agents} agents "

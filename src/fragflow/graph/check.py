@@ -21,7 +21,7 @@ from fragflow.graph.ir import (
     walk,
 )
 from fragflow.graph.passes.dataflow import FREE, Dataflow, is_all_reduce
-from fragflow.graph.replicas.analysis import Holdings, Known
+from fragflow.graph.replicas.analysis import Known, ReplicaAnalysis
 from fragflow.graph.replicas.eqn_pair import sized_dims
 from fragflow.graph.replicas.guards import well_formed
 from fragflow.graph.replicas.kinds import COUNT, NEEDED, SIZED, SOMETIMES, Kind, Tag
@@ -114,7 +114,7 @@ _CONSEQUENCES = (SOMETIMES, SIZED, NEEDS_ALL, NEEDED)
 
 
 def check_fragments(
-    held: Holdings, parts: Mapping[str, Loop], by_environment: Mapping[Value, Kind]
+    held: ReplicaAnalysis, parts: Mapping[str, Loop], by_environment: Mapping[Value, Kind]
 ) -> Mapping[Over, Known]:
     """What the fragments hold of each value: replicas must compute what the whole does."""
     known: dict[Over, Known] = {"environments": {name: {} for name in parts}}

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fragflow._jax import contains_all_reduce
-from fragflow.graph.analyses.out_of_order import with_turns
+from fragflow.graph.analyses.out_of_order import with_out_of_order
 from fragflow.graph.analyses.staleness import late_messages, server_of
 from fragflow.graph.check import (
     check_fdg,
@@ -19,10 +19,10 @@ from fragflow.graph.passes.dataflow import dataflow
 from fragflow.graph.passes.optimise import coalesce, unhoist
 from fragflow.graph.passes.place_glue import colour
 from fragflow.graph.passes.split import Options, Split, insert_transfers, project, split
-from fragflow.graph.replicas.analysis import NO_AXES, Axes, axes_of, extent_of, holdings
+from fragflow.graph.replicas.analysis import NO_AXES, Axes, analyse_replicas, axes_of, extent_of
 from fragflow.graph.replicas.one_environment_each import check_stands_for
 from fragflow.graph.tracing.build import build
-from fragflow.graph.tracing.trace import Traced, components_in
+from fragflow.graph.tracing.trace import Tracer, components_in
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
 from fragflow.policies.synchronisation import Asynchronous
 
@@ -31,7 +31,7 @@ BLOCK = 8
 
 
 def cut(
-    source: Traced,
+    source: Tracer,
     policy: Policy,
     deployment: Deployment,
     options: Options | None = None,
@@ -66,7 +66,7 @@ def cut(
         open_all=deterministic,
     )
     flow = dataflow(program)
-    held = holdings(source, program, placed, holders, axes)
+    held = analyse_replicas(source, program, placed, holders, axes)
     row_kinds = held.by_environment()
 
     # Where each operation goes, and what is sent for it.
@@ -95,7 +95,7 @@ def cut(
     check_fdg(fdg)
 
     # When messages are awaited.
-    fdg = with_turns(fdg, policy.first, source.environment)
+    fdg = with_out_of_order(fdg, policy.first, source.environment)
     is_async = isinstance(policy.synchronisation, Asynchronous)
     return replace(
         fdg,
@@ -128,7 +128,7 @@ def _unproven(placed: Sequence[Placed], axes: Axes) -> tuple[str, ...]:
 
 
 def _extents(
-    source: Traced, placed: Sequence[Placed], axes: Axes, blocks: Sequence[int]
+    source: Tracer, placed: Sequence[Placed], axes: Axes, blocks: Sequence[int]
 ) -> list[Extent]:
     """All that the program is traced for: what runs, and what is compared with it."""
     wanted = [source.extent, *(extent_of(p) for p in placed)]

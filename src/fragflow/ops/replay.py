@@ -81,7 +81,7 @@ def take(ring: Ring, places: jax.Array) -> Any:
 BLOCK = 64
 """Entries whose sum is looked at before they are: then no running sum is longer than a few hundred,
 and XLA's of a whole ring would take most of a training step."""
-SMALLEST_ERROR = 1e-3
+MIN_ERROR = 1e-3
 """added to errors, so that every entry may come again (`ε` in section 3.3)"""
 
 
@@ -169,7 +169,7 @@ def set_priorities(
     priorities: Priorities, places: jax.Array, error: jax.Array, exponent: float
 ) -> Priorities:
     """Gives the entries at `places` `[U, N, K]` priorities by their errors (section 3.3)."""
-    new = (jnp.abs(error) + SMALLEST_ERROR) ** exponent
+    new = (jnp.abs(error) + MIN_ERROR) ** exponent
 
     def of_environment(chances: jax.Array, places: jax.Array, new: jax.Array) -> jax.Array:
         # An entry may have been drawn twice; whichever order they come in, the larger one stays.

@@ -68,7 +68,7 @@ def include(statistics: Statistics, obs: jax.Array, total: int) -> Statistics:
     )
 
 
-SMALLEST_DEVIATION = 0.1
+MIN_DEVIATION = 0.1
 """So that the first reward after a long time without any does not look enormous to the critic."""
 
 
@@ -85,7 +85,7 @@ class ValueScale(NamedTuple):
     @property
     def deviation(self) -> jax.Array:
         variance = jnp.maximum(self.square - jnp.square(self.mean), 0.0)
-        return jnp.maximum(jnp.sqrt(variance), SMALLEST_DEVIATION)
+        return jnp.maximum(jnp.sqrt(variance), MIN_DEVIATION)
 
     def normalised(self, value: jax.Array) -> jax.Array:
         return (value - self.mean) / self.deviation

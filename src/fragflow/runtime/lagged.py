@@ -22,9 +22,12 @@ class LaggedRuntime(LocalRuntime):
             for _ in range(self.fdg.delays.get(transfer.name, 0)):
                 self._preload(transfer)
         self._streams = Streams(
-            [f"fragment {'+'.join(crew.workers)}" for crew in self._crews],
-            [lambda index, crew=crew: self._drive(crew, index, 1) for crew in self._crews],
-            lambda k, error: self._fail(self._crews[k], error),
+            [f"fragment {'+'.join(driver.workers)}" for driver in self._drivers],
+            [
+                lambda index, driver=driver: self._drive(driver, index, 1)
+                for driver in self._drivers
+            ],
+            lambda k, error: self._fail(self._drivers[k], error),
         )
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:

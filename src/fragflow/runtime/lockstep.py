@@ -12,9 +12,9 @@ import numpy as np
 
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.replicas.kinds import Kind, Tag
-from fragflow.runtime.drivers.assignment import Station, rosters
-from fragflow.runtime.drivers.channels import Channels, Closed
-from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.assignment import WorkerSpec, assign_workers
+from fragflow.runtime.drivers.channels import Closed, QueueChannels
+from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.threads import POLL_SECONDS, JobThread
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics, Worker
@@ -63,19 +63,19 @@ class LocalRuntime:
         )
         self._stall_timeout_seconds = stall_timeout_seconds
         self._channels: Any = None
-        self._crews: list[Any] = self._start(assembly)
-        self._workers = _in_order_of(self.plan, self._crews)
+        self._drivers: list[Any] = self._start(assembly)
+        self._workers = _in_order_of(self.plan, self._drivers)
         self.num_programs = assembly.num_programs
         self.picks = assembly.picks
-        self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._crews]
-        self._failure: tuple[Crew, BaseException] | None = None
+        self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._drivers]
+        self._failure: tuple[Driver, BaseException] | None = None
         self._lock = threading.Lock()
         self.total_iterations = int(sources["total_iterations"])
 
     @property
     def sent(self) -> Sent:
         """What replicas have sent one another, as those count it who send."""
-        return together([self._channels.sent, *(crew.sent for crew in self._crews)])
+        return together([self._channels.sent, *(driver.sent for driver in self._drivers)])
 
     @property
     def devices(self) -> Devices:
@@ -84,8 +84,8 @@ class LocalRuntime:
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
         """Runs `count` iterations; for each, every metric's label and value."""
         futures = [
-            thread.submit(functools.partial(self._drive, crew, start, count))
-            for thread, crew in zip(self._threads, self._crews, strict=True)
+            thread.submit(functools.partial(self._drive, driver, start, count))
+            for thread, driver in zip(self._threads, self._drivers, strict=True)
         ]
         self._await(futures)
         self._raise_failure()
@@ -129,10 +129,10 @@ class LocalRuntime:
         return (makers or names)[0]
 
     def _start(self, assembly: Assembly) -> list[Any]:
-        """The crews, each to be driven by a thread."""
-        self._channels = Channels(self._stall_timeout_seconds)
+        """The drivers, each run by a thread."""
+        self._channels = QueueChannels(self._stall_timeout_seconds)
 
-        def worker(post: Station) -> Worker:
+        def worker(post: WorkerSpec) -> Worker:
             part = self.plan.parts[post.fragment]
             layout = assembly.layouts(post.fragment)[post.index]
             kinds = self.fdg.kinds[post.fragment]
@@ -149,23 +149,23 @@ class LocalRuntime:
             )
 
         return [
-            Crew([worker(post) for post in posts], script)
-            for posts, script in rosters(self.fdg, self.plan)
+            Driver([worker(post) for post in posts], script)
+            for posts, script in assign_workers(self.fdg, self.plan)
         ]
 
-    def _drive(self, crew: Crew, start: int, count: int) -> Mapping[Worker, Metrics]:
+    def _drive(self, driver: Driver, start: int, count: int) -> Mapping[Worker, Metrics]:
         try:
-            return crew.run(start, count)
+            return driver.run(start, count)
         except Closed:
             pass
         except BaseException as error:  # the first cause, whatever it is, ends the run
-            self._fail(crew, error)
+            self._fail(driver, error)
         return {}
 
-    def _fail(self, crew: Crew, error: BaseException) -> None:
+    def _fail(self, driver: Driver, error: BaseException) -> None:
         with self._lock:
             if self._failure is None:
-                self._failure = (crew, error)
+                self._failure = (driver, error)
         self._channels.close()
 
     def _await(self, futures: Sequence[Future[Any]]) -> None:
@@ -175,18 +175,18 @@ class LocalRuntime:
 
     def _is_stuck(self) -> bool:
         """Whether environments do not answer, which ends the run."""
-        for crew in self._crews:
-            for worker in crew.workers.values():
+        for driver in self._drivers:
+            for worker in driver.workers.values():
                 stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
                 if stuck:
-                    self._fail(crew, stuck)
+                    self._fail(driver, stuck)
                     return True
         return False
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            crew, cause = self._failure
-            raise crew.error(cause)
+            driver, cause = self._failure
+            raise driver.error(cause)
 
     def _metrics(self, results: Sequence[Metrics], count: int) -> list[dict[str, np.ndarray]]:
         rows: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
@@ -213,8 +213,8 @@ def devices_of(workers: Sequence[Any]) -> Devices:
     return found
 
 
-def _in_order_of(plan: Plan, crews: Sequence[Any]) -> list[Any]:
+def _in_order_of(plan: Plan, drivers: Sequence[Any]) -> list[Any]:
     """All workers, by fragment and replica."""
-    workers = [worker for crew in crews for worker in crew.workers.values()]
+    workers = [worker for driver in drivers for worker in driver.workers.values()]
     order = list(plan.parts)
     return sorted(workers, key=lambda w: (order.index(w.name), w.replicas))

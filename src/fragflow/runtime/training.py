@@ -12,10 +12,10 @@ from fragflow.runtime.observer import Devices, Observer, Row
 from fragflow.runtime.programs.implementations import Picks
 
 CHUNK_SECONDS = 0.25
-LARGEST_CHUNK = 256
+MAX_CHUNK = 256
 
 
-class Engine(Protocol):
+class Runtime(Protocol):
     """What runs iterations: a runtime."""
 
     num_programs: int
@@ -38,7 +38,7 @@ class Engine(Protocol):
 
 
 def train(
-    engine: Engine, iterations: int, steps: int, observer: Observer
+    engine: Runtime, iterations: int, steps: int, observer: Observer
 ) -> tuple[list[Row], float]:
     """Runs chunks of iterations, sized so that reports come out about four times a second."""
     rows: list[Row] = []
@@ -59,7 +59,7 @@ def train(
         after = time.perf_counter()
         report(results, after - began)
         wanted = int(chunk * CHUNK_SECONDS / max(after - before, 1e-6))
-        chunk = max(1, min(wanted, 2 * chunk, LARGEST_CHUNK))
+        chunk = max(1, min(wanted, 2 * chunk, MAX_CHUNK))
     rest = engine.settle(len(rows))
     report(rest, time.perf_counter() - began)
     return rows, time.perf_counter() - began

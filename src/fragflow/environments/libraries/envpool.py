@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from fragflow.api.environment import Timestep
-from fragflow.api.host import HostBatch, HostStep, TurnsBatch
+from fragflow.api.host import AsyncBatch, HostBatch, HostStep
 from fragflow.api.spaces import Space
 from fragflow.environments.on_host.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError, did_you_mean
@@ -33,7 +33,7 @@ class EnvpoolEnvironment:
     compiles: bool
     """whether a compiled program on the CPU can step them by itself"""
     has_mask: bool = True
-    takes_turns: bool = True
+    answers_one_by_one: bool = True
     draws_apart: bool = True
     time_limit: float = math.inf
     """steps after which we cut an episode; many environments ignore EnvPool's setting for it"""
@@ -45,8 +45,8 @@ class EnvpoolEnvironment:
     def open(self, ids: Sequence[int]) -> HostBatch:
         return EnvpoolBatch(self, len(ids))
 
-    def open_in_turns(self, ids: Sequence[int]) -> TurnsBatch:
-        return EnvpoolTurns(self, len(ids))
+    def open_one_by_one(self, ids: Sequence[int]) -> AsyncBatch:
+        return EnvpoolAsync(self, len(ids))
 
 
 class EnvpoolBatch:
@@ -139,7 +139,7 @@ class EnvpoolBatch:
             self._pool = None
 
 
-class EnvpoolTurns(EnvpoolBatch):
+class EnvpoolAsync(EnvpoolBatch):
     """A pool whose environments answer one by one.
 
     EnvPool waits for a fixed number of answers. Any but one would not come out even at a rollout's

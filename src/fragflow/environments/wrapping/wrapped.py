@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow.api.environment import Environment, Step, num_agents_of, teams_of
-from fragflow.api.host import HostBatch, HostEnvironment, HostStep, TurnsBatch, takes_turns
+from fragflow.api.host import AsyncBatch, HostBatch, HostEnvironment, HostStep, answers_one_by_one
 from fragflow.api.spaces import Space
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import ConfigError
@@ -156,15 +156,15 @@ class WrappedHost(_Around):
         return self.environment.draws_apart
 
     @property
-    def takes_turns(self) -> bool:
-        return takes_turns(self.environment)
+    def answers_one_by_one(self) -> bool:
+        return answers_one_by_one(self.environment)
 
     def open(self, ids: Sequence[int]) -> HostBatch:
         return WrappedBatch(self.environment.open(ids), self)
 
-    def open_in_turns(self, ids: Sequence[int]) -> TurnsBatch:
+    def open_one_by_one(self, ids: Sequence[int]) -> AsyncBatch:
         environment: Any = self.environment
-        return WrappedBatch(environment.open_in_turns(ids), self)
+        return WrappedBatch(environment.open_one_by_one(ids), self)
 
 
 class WrappedBatch:

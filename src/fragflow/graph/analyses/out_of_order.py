@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fragflow._jax import contains_all_reduce, source_line
-from fragflow.api.host import Host, HostEnvironment, takes_turns
+from fragflow.api.host import Host, HostEnvironment, answers_one_by_one
 from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import PolicyError
 from fragflow.graph.ir import (
@@ -31,7 +31,7 @@ def host_steps(nodes: tuple[Node, ...]) -> list[Op]:
     return [n for n in nodes if isinstance(n, Op) and is_host_call(n)]
 
 
-def with_turns(fdg: FDG, first: int | None, environment: AnyEnvironment | Host) -> FDG:
+def with_out_of_order(fdg: FDG, first: int | None, environment: AnyEnvironment | Host) -> FDG:
     """The graph with `first` environments acted on at a time; PolicyError where that cannot be."""
     if first is None:
         return fdg
@@ -43,7 +43,7 @@ def with_turns(fdg: FDG, first: int | None, environment: AnyEnvironment | Host) 
             f"{title}: under policy {fdg.policy!r} the compiled program steps {environment.name} "
             "itself, all at once. Use another policy (single-learner-coarse), or leave out --first."
         )
-    if not isinstance(environment, HostEnvironment) or not takes_turns(environment):
+    if not isinstance(environment, HostEnvironment) or not answers_one_by_one(environment):
         raise PolicyError(
             f"{title}: {environment.name} answers for all its environments at once. Use one of "
             "EnvPool's (envpool:NAME), or leave out --first."

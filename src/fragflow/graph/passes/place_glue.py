@@ -40,7 +40,7 @@ def colour(
     for path, op in flow.ops.items():
         if path not in owners and is_all_reduce(op):
             owners[path] = _reduction_owner(op, flow, owners, replicas)
-    views = [View(replicas=replicas_over(over, placed), kinds=k) for over, k in kinds.items()]
+    views = [AxisView(replicas=replicas_over(over, placed), kinds=k) for over, k in kinds.items()]
     for view in views:
         _pin_local_reductions(flow, owners, view.replicas, view.kinds)
     glue = [path for path in flow.ops if path not in owners]
@@ -56,7 +56,7 @@ def colour(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class AxisView:
     """A program along one of the axes that fragments are replicated over."""
 
     replicas: Mapping[str, int]
@@ -167,7 +167,7 @@ def _hyperedges(
     program: Program,
     flow: Dataflow,
     owners: Mapping[str, Owner],
-    views: Sequence[View],
+    views: Sequence[AxisView],
 ):
     """`(operations that share a value, bytes it costs to separate them)`."""
     avals = program.avals[program.extent]

@@ -53,7 +53,7 @@ _OLDER = {"xla_cpu_use_fusion_emitters": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class DoubleContext:
     """What equations need to know of those who evaluate them."""
 
     axis: str | None = None
@@ -123,7 +123,7 @@ def literal(variable: Any) -> Any:
 
 
 def evaluate(
-    closed: ClosedJaxpr, args: Sequence[Any], setting: Setting, taps: Taps | None = None
+    closed: ClosedJaxpr, args: Sequence[Any], setting: DoubleContext, taps: Taps | None = None
 ) -> list[Any]:
     """The results of a program; `taps`, if given, collect those of all its equations."""
     values: dict[Any, Any] = dict(
@@ -145,7 +145,7 @@ def _constant(value: Any) -> Any:
 
 
 def equation(
-    eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None = None
+    eqn: Eqn, args: Sequence[Any], setting: DoubleContext, taps: Taps | None = None
 ) -> list[Any]:
     """The results of one equation."""
     if not eqn.outvars:
@@ -158,7 +158,7 @@ def equation(
     return results
 
 
-def _results(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) -> list[Any]:
+def _results(eqn: Eqn, args: Sequence[Any], setting: DoubleContext, taps: Taps | None) -> list[Any]:
     name = eqn.primitive.name
     if eqn.primitive is all_reduce_p:
         operation = eqn.params["operation"]
@@ -197,7 +197,7 @@ def _reduced(operation: str, args: Sequence[Any], axis: str) -> list[Any]:
     ]
 
 
-def _widened(eqn: Eqn, setting: Setting) -> Eqn:
+def _widened(eqn: Eqn, setting: DoubleContext) -> Eqn:
     """An equation that takes and gives wide types."""
     changed = {
         name: wide_type(eqn.params[name]) for name in _TYPES if eqn.params.get(name) is not None
@@ -214,11 +214,11 @@ def _widened(eqn: Eqn, setting: Setting) -> Eqn:
     return with_programs(eqn.replace(params={**eqn.params, **changed}), program)
 
 
-def _function(closed: ClosedJaxpr, setting: Setting) -> Callable[..., list[Any]]:
+def _function(closed: ClosedJaxpr, setting: DoubleContext) -> Callable[..., list[Any]]:
     return lambda *args: evaluate(closed_jaxpr(closed), args, setting)
 
 
-def _scan(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) -> list[Any]:
+def _scan(eqn: Eqn, args: Sequence[Any], setting: DoubleContext, taps: Taps | None) -> list[Any]:
     scan = scan_of(eqn)
     inside: Taps = []
 
@@ -240,7 +240,7 @@ def _scan(eqn: Eqn, args: Sequence[Any], setting: Setting, taps: Taps | None) ->
     return [*carry, *rows]
 
 
-def _while(eqn: Eqn, args: Sequence[Any], setting: Setting) -> list[Any]:
+def _while(eqn: Eqn, args: Sequence[Any], setting: DoubleContext) -> list[Any]:
     loop = while_of(eqn)
     split = loop.test_consts + loop.consts
     test_args, body_args = args[: loop.test_consts], args[loop.test_consts : split]

@@ -20,7 +20,7 @@ from fragflow.api.spaces import Box, Discrete, Space, space_types
 from fragflow.api.vector import Environments
 from fragflow.blame import defined_at
 from fragflow.errors import ReplicaError
-from fragflow.graph.probe.double_precision import Setting, compiled, evaluate, in_double, wide
+from fragflow.graph.probe.double_precision import DoubleContext, compiled, evaluate, in_double, wide
 from fragflow.graph.probe.probe import jittered
 from fragflow.graph.probe.relation import TOLERANCE, distance
 from fragflow.graph.tracing.trace import leaf_labels
@@ -103,7 +103,7 @@ def _compiled(programs: Sequence[ClosedJaxpr]) -> list[Callable[..., list[Any]]]
         types = [v.aval for v in closed.jaxpr.invars]
         with in_double():  # which is a thread's
             wider = [jax.eval_shape(wide, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
-            function = compiled(lambda *args: evaluate(closed, args, Setting()))
+            function = compiled(lambda *args: evaluate(closed, args, DoubleContext()))
             made = function.lower(*wider).compile()
         return lambda *args: made(*(wide(x) for x in args))
 

@@ -16,7 +16,7 @@ from jax import lax
 from fragflow._jax import Eqn, contains_all_reduce
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Parcel, Program, Receive, Send, Value, walk
-from fragflow.graph.probe.double_precision import Setting, Taps, equation, literal, wide
+from fragflow.graph.probe.double_precision import DoubleContext, Taps, equation, literal, wide
 
 AXIS = "probed replica"
 
@@ -45,7 +45,7 @@ class Stage:
     whole: Mapping[Value, Any]
     """types of values where everything is in one place"""
     avals: Mapping[Extent, Mapping[Value, Any]]
-    setting: Setting
+    setting: DoubleContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ Values = dict[str, dict[Value, Held]]
 """by fragment"""
 
 
-def stage_of(program: Program, actors: Sequence[Actor], setting: Setting) -> Stage:
+def stage_of(program: Program, actors: Sequence[Actor], setting: DoubleContext) -> Stage:
     """The equations of `program`, at all sizes it was traced for."""
     nodes = [*program.constants, *walk((program.loop,))]
     return Stage(

@@ -22,7 +22,7 @@ from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, walk
 from fragflow.graph.probe.culprit import culprit
 from fragflow.graph.probe.double_precision import (
-    Setting,
+    DoubleContext,
     compiled,
     compiled_together,
     evaluate,
@@ -33,12 +33,12 @@ from fragflow.graph.probe.play import Actor, Held, Stage, first_values, play, st
 from fragflow.graph.probe.relation import TOLERANCE, distance, joined
 from fragflow.graph.probe.stand_in_environment import stand_in
 from fragflow.graph.tracing.build import build
-from fragflow.graph.tracing.trace import Traced, env_steps_per_iteration, traced
+from fragflow.graph.tracing.trace import Tracer, env_steps_per_iteration, tracer
 
 Environments = Literal["real", "stand-in", "cheaper"]
 """who answers where environments are JAX programs; on the host it is always a stand-in"""
 
-MOST_REPLICAS = 3
+MAX_REPLICAS = 3
 ROWS = (3, 5, 7)
 """environments of a replica: numbers that other lengths of a program seldom have as a divisor"""
 FEW = 16
@@ -74,7 +74,7 @@ class Trial:
     """A graph at the sizes at which it is tried."""
 
     fdg: FDG
-    source: Traced
+    source: Tracer
     program: Program
     actors: tuple[Actor, ...]
     """the graph's fragments"""
@@ -86,11 +86,11 @@ class Trial:
     def num_envs(self) -> int:
         return self.program.num_envs
 
-    def setting(self) -> Setting:
+    def setting(self) -> DoubleContext:
         plays_jax = self.environments == "stand-in" or (
             self.environments == "cheaper" and is_large(self.source)
         )
-        return Setting(answer=stand_in(self.source.environment, plays_jax))
+        return DoubleContext(answer=stand_in(self.source.environment, plays_jax))
 
     def parts(self) -> Stage:
         return stage_of(self.program, self.actors, self.setting())
@@ -109,7 +109,7 @@ def is_divided(fdg: FDG) -> bool:
 
 def probe(
     fdg: FDG,
-    source: Traced,
+    source: Tracer,
     *,
     first: Sequence[Any] | None = None,
     open_all: bool = False,
@@ -140,13 +140,13 @@ def _has_enough(first: Sequence[Any], trial: Trial) -> bool:
     )
 
 
-def arranged(fdg: FDG, source: Traced, open_all: bool = False) -> Trial:
+def arranged(fdg: FDG, source: Tracer, open_all: bool = False) -> Trial:
     """The graph with few environments; as it is where it has few, or cannot do with them."""
     for most, rows in _sizes(fdg):
         replicas = _fewer(fdg, most)
         total = max(replicas[f.name] for f in fdg.fragments.values() if f.over != "agents") * rows
         try:
-            small = traced(source.algorithm, source.environment, total)
+            small = tracer(source.algorithm, source.environment, total)
             actors = tuple(_actor(f, replicas[f.name], total) for f in fdg.fragments.values())
             program = _built(fdg, small, actors, open_all)
         except Exception:  # of the algorithm, which may not be made for so few
@@ -160,14 +160,14 @@ def arranged(fdg: FDG, source: Traced, open_all: bool = False) -> Trial:
 def _sizes(fdg: FDG) -> Iterator[tuple[int, int]]:
     """Numbers of replicas, at most, and of environments each; the sharpest come first."""
     if any(f.num_envs == 1 for f in fdg.fragments.values() if f.name in fdg.unproven):
-        yield MOST_REPLICAS, 1  # the check has not looked at these programs
+        yield MAX_REPLICAS, 1  # the check has not looked at these programs
         return
     if fdg.program.num_envs <= FEW:
         return
     lengths = {length for length in _lengths(fdg.program) if length > 1}
     rows = sorted(ROWS, key=lambda n: sum(length % n == 0 for length in lengths))
     for count in rows:
-        yield MOST_REPLICAS, count
+        yield MAX_REPLICAS, count
     yield 2, 4  # batches are divided by powers of two more often than by others
 
 
@@ -203,7 +203,7 @@ def _actor(fragment: Fragment, replicas: int, total: int) -> Actor:
     )
 
 
-def _built(fdg: FDG, source: Traced, actors: Sequence[Actor], open_all: bool) -> Program:
+def _built(fdg: FDG, source: Tracer, actors: Sequence[Actor], open_all: bool) -> Program:
     holders = {c: name for name, f in fdg.fragments.items() for c in f.components}
     extents = dict.fromkeys([source.extent, *(actor.extent for actor in actors)])
     traces = [source.at(extent) for extent in extents]
@@ -220,12 +220,12 @@ def _structure(program: Program) -> list[tuple[Any, ...]]:
     ]
 
 
-def is_large(source: Traced) -> bool:
+def is_large(source: Tracer) -> bool:
     """Whether a stand-in plays the environments although they are JAX programs."""
     return sum(1 for _ in of_environments(source)) > LARGE
 
 
-def of_environments(source: Traced) -> Iterator[Any]:
+def of_environments(source: Tracer) -> Iterator[Any]:
     """All equations of environments."""
 
     def within(jaxpr: Any, is_inside: bool) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from fragflow.graph.extent import Axis, Extent, agents_axis, environments_axis
 from fragflow.graph.ir import Loop, Op, Program, Value
 from fragflow.graph.replicas.infer import Inference, initial_kinds
 from fragflow.graph.replicas.kinds import COUNT, UNIFORM, Kind, first_mixed, mixed
-from fragflow.graph.tracing.trace import Traced
+from fragflow.graph.tracing.trace import Tracer
 from fragflow.policies.policy import Over, Placed, replicas_over
 
 EVERYWHERE = "everywhere"
@@ -49,7 +49,7 @@ class Axes:
 NO_AXES = Axes(of_fragments={})
 
 
-def axes_of(source: Traced, placed: Sequence[Placed], blocks: Sequence[int]) -> Axes:
+def axes_of(source: Tracer, placed: Sequence[Placed], blocks: Sequence[int]) -> Axes:
     """The pairs for these fragments, which may compute in `blocks` of so many environments."""
     whole = max(source.total, source.num_envs)  # an asynchronous worker's program is a part of it
     sizes = {p.num_envs for p in placed if p.over == "environments"} | {source.num_envs}
@@ -76,7 +76,7 @@ def axes_of(source: Traced, placed: Sequence[Placed], blocks: Sequence[int]) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
+class ReplicaAnalysis:
     """Without axes nothing is replicated: every value is uniform."""
 
     program: Program
@@ -140,13 +140,13 @@ def _agreed(found: Sequence[Mapping[Value, Kind]]) -> Mapping[Value, Kind]:
     return {value: agreed(value, kind) for value, kind in first.items()} if others else first
 
 
-def holdings(
-    source: Traced,
+def analyse_replicas(
+    source: Tracer,
     program: Program,
     placed: Sequence[Placed],
     holders: Mapping[str, str],
     axes: Axes,
-) -> Holdings:
+) -> ReplicaAnalysis:
     """Begins with what the first state tells."""
     state: dict[Axis, Mapping[Value, Kind]] = {}
     for axis in axes.all():
@@ -154,4 +154,4 @@ def holdings(
         found = initial_kinds(source.init_at(large), source.init_at(small), axis)
         carries = program.loop.carries
         state[axis] = {c.init: kind for c, kind in zip(carries, found, strict=True)}
-    return Holdings(program=program, placed=placed, holders=holders, axes=axes, state=state)
+    return ReplicaAnalysis(program=program, placed=placed, holders=holders, axes=axes, state=state)

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 
 from fragflow._jax import Eqn, bind, called_by, draws_together
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.graph.replicas.rules.elementwise import Kinds, layout_of
 
 
-def batched(pair: Pair, kinds: Kinds) -> list[Kind] | None:
+def batched(pair: EqnPair, kinds: Kinds) -> list[Kind] | None:
     """Kinds of the results if the equation is a batched one in both traces; else None."""
     if any(k.tag not in (Tag.UNIFORM, Tag.VARYING) or k.degree for k in kinds):
         return None

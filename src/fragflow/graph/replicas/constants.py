@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import Eqn
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import (
     CONSTANT,
     COUNT,
@@ -173,7 +173,7 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 """how scalars are computed, by primitive: with NumPy, since compiling each takes longer"""
 
 
-def folded(pair: Pair, kinds: Sequence[Kind], sizes: tuple[int, int]) -> list[Kind] | None:
+def folded(pair: EqnPair, kinds: Sequence[Kind], sizes: tuple[int, int]) -> list[Kind] | None:
     """The kind of a scalar that follows from constants: it is computed, for both traces.
 
     JAX writes select(0 < 0, 0 + n, 0) for the index 0, which is no count.

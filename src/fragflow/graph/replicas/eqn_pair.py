@@ -7,7 +7,7 @@ from fragflow._jax import Eqn, source_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class EqnPair:
     """An equation in two traces, of `sizes` environments (or parts of the agents)."""
 
     a: Eqn

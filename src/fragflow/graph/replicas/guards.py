@@ -16,7 +16,7 @@ import numpy as np
 from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, calls_back, closed_jaxpr
 from fragflow.api.rows import digest
 from fragflow.graph.replicas.constants import same_bits
-from fragflow.graph.replicas.eqn_pair import Pair, sized_dims
+from fragflow.graph.replicas.eqn_pair import EqnPair, sized_dims
 from fragflow.graph.replicas.kinds import COUNT, EXACT, LOCAL, SIZED, STRUCTURE, Kind, Tag, mixed
 from fragflow.graph.replicas.rules.table import TABLE, Entry
 
@@ -56,7 +56,7 @@ def is_function(eqn: Eqn) -> bool:
     return not (eqn.effects or calls_back(eqn) or eqn.primitive.name in _NO_FUNCTIONS)
 
 
-def same_parameters(pair: Pair) -> bool:
+def same_parameters(pair: EqnPair) -> bool:
     """Whether an equation says the same in both traces, but for lengths that may differ."""
     a, b = pair.a.params, pair.b.params
     if a.keys() != b.keys():
@@ -99,7 +99,7 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and str(a) == str(b) and _ADDRESS.search(str(a)) is None
 
 
-def precondition(pair: Pair, kinds: Sequence[Kind], entry: Entry) -> Kind | None:
+def precondition(pair: EqnPair, kinds: Sequence[Kind], entry: Entry) -> Kind | None:
     """Why these operands may not be here, if they may not."""
     if not same_parameters(pair):
         return mixed(STRUCTURE, pair.line)
@@ -125,7 +125,7 @@ _CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
 """what may give its results in another type than its operands have"""
 
 
-def _is_exact(pair: Pair, kind: Kind, old: Any) -> bool:
+def _is_exact(pair: EqnPair, kind: Kind, old: Any) -> bool:
     """Whether this does to a value, of type `old`, what it would do to exact numbers."""
     wraps = wraps_around(old)
     if kind.tag is Tag.PARTIAL and _is_coarse(old):
@@ -179,7 +179,7 @@ def digits_of(dtype: Any) -> int:
     return int(jnp.finfo(dtype).nmant) if jnp.issubdtype(dtype, jnp.inexact) else EXACT
 
 
-def with_digits(pair: Pair, kinds: Sequence[Kind], results: Sequence[Kind]) -> list[Kind]:
+def with_digits(pair: EqnPair, kinds: Sequence[Kind], results: Sequence[Kind]) -> list[Kind]:
     """Results that remember the narrowest float type that their rows were in."""
     met = [
         min(k.digits, digits_of(v.aval.dtype))
@@ -213,7 +213,7 @@ def well_formed(kind: Kind, a: Any, b: Any, sizes: tuple[int, int]) -> bool:
     return lengths == (per_row * sizes[0], per_row * sizes[1])
 
 
-def postcondition(pair: Pair, kinds: Sequence[Kind]) -> list[Kind]:
+def postcondition(pair: EqnPair, kinds: Sequence[Kind]) -> list[Kind]:
     """Kinds as a rule gave them, where they fit the shapes; nothing is known of the others."""
     return [
         k if well_formed(k, x.aval, y.aval, pair.sizes) else mixed(SIZED, pair.line)

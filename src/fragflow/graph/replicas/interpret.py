@@ -31,7 +31,7 @@ from fragflow.api.rows import row_call
 from fragflow.graph.extent import Axis
 from fragflow.graph.replicas.batching import batched
 from fragflow.graph.replicas.constants import constant_kind, folded
-from fragflow.graph.replicas.eqn_pair import Pair, sized_dims
+from fragflow.graph.replicas.eqn_pair import EqnPair, sized_dims
 from fragflow.graph.replicas.guards import (
     is_function,
     postcondition,
@@ -153,7 +153,7 @@ class Context:
 
     def apply(self, a: Eqn, b: Eqn, kinds: Sequence[Kind]) -> list[Kind]:
         """Kinds of an equation's results."""
-        pair = Pair(a=a, b=b, sizes=self.sizes, teams=self.axis.teams)
+        pair = EqnPair(a=a, b=b, sizes=self.sizes, teams=self.axis.teams)
         if self.axis.over == "environments":
             return self._results(pair, tuple(kinds))
         if (component_of(a) or "").startswith("environment."):
@@ -180,7 +180,7 @@ class Context:
         kind = varying(sized[0], inner=length // self.sizes[1], joint=is_joint)
         return kind if well_formed(kind, a, b, self.sizes) else UNIFORM
 
-    def _results(self, pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+    def _results(self, pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind]:
         if self.whole:
             return self._of_all(pair, kinds)
         known = folded(pair, kinds, self.sizes) or self._by_construction(pair, kinds)
@@ -199,7 +199,7 @@ class Context:
     def walk(self, a: ClosedJaxpr, b: ClosedJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
         return analyse(a, b, kinds, self)
 
-    def _of_all(self, pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+    def _of_all(self, pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind]:
         """Where one replica has all environments, nothing is compared: axes are followed only.
 
         What it sends to replicas is cut along them, so that whatever has that shape is right.
@@ -220,7 +220,7 @@ class Context:
             for k, x, y in zip(results, pair.a.outvars, pair.b.outvars, strict=True)
         ]
 
-    def _by_construction(self, pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind] | None:
+    def _by_construction(self, pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind] | None:
         """A marked vmap of one row's function: rows in, rows out; its inside is not read."""
         marked, other = row_call(pair.a), row_call(pair.b)
         if marked is None or marked != other or contains_all_reduce(pair.a):
@@ -263,7 +263,7 @@ def _same_operations(a: Eqn, b: Eqn) -> bool:
     )
 
 
-def _by_rule(pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+def _by_rule(pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind]:
     count = len(pair.a.outvars)
     if pair.name == "select_n" and kinds[0].zero:
         return [replace(kinds[1], values=None)]  # nothing of the other cases is taken
@@ -286,7 +286,7 @@ def _by_rule(pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
     return [replace(k, values=None) for k in results]
 
 
-def _without_rule(pair: Pair, kinds: tuple[Kind, ...]) -> list[Kind]:
+def _without_rule(pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind]:
     count = len(pair.a.outvars)
     if not same_parameters(pair):
         return [mixed(STRUCTURE, pair.line)] * count

@@ -28,10 +28,10 @@ from fragflow._jax import (
 from fragflow.errors import ReplicaError
 from fragflow.graph.extent import Axis
 from fragflow.graph.replicas.constants import constant_kind
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.guards import same_parameters
 from fragflow.graph.replicas.kinds import Kind, Tag
-from fragflow.graph.tracing.trace import Traced
+from fragflow.graph.tracing.trace import Tracer
 
 WRITTEN_OTHERWISE = ("broadcast_in_dim", "reshape")
 """what JAX itself adds or leaves out for one row: its gradients and indices do"""
@@ -56,7 +56,7 @@ class _View:
 _Views = dict[Any, _View]
 
 
-def check_stands_for(source: Traced, axis: Axis) -> None:
+def check_stands_for(source: Tracer, axis: Axis) -> None:
     """Refuses programs that are not those they are compared by."""
     twice, runs = axis.extents, (source.extent, axis.replica)
     programs = [source.at(extent).closed for extent in (*twice, *runs)]
@@ -210,7 +210,7 @@ def _other_equation(two: Eqn, one: Eqn) -> str:
     """What is not the same in both; nothing if they are one equation, of half the length."""
     if _sum_of_one_row(two, one) is not None:
         return ""
-    if _loop(two) != _loop(one) or not same_parameters(Pair(a=two, b=one, sizes=TWICE)):
+    if _loop(two) != _loop(one) or not same_parameters(EqnPair(a=two, b=one, sizes=TWICE)):
         return "its parameters are others with one than with two"
     for a, b in zip(two.outvars, one.outvars, strict=True):
         if a.aval.dtype != b.aval.dtype or _halved(a.aval.shape, b.aval.shape) is None:

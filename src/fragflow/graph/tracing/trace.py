@@ -222,7 +222,7 @@ def _check_state(algorithm: Algorithm, old: Any, new: Any, labels: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class Tracer:
     """What is cut; every trace of it is made once."""
 
     algorithm: Algorithm
@@ -263,14 +263,14 @@ class Traced:
         return self.inits[extent]
 
 
-def traced(
+def tracer(
     algorithm: Algorithm,
     environment: AnyEnvironment | Host,
     num_envs: int,
     total: int | None = None,
-) -> Traced:
+) -> Tracer:
     """Prepares tracing; the first trace is made when it is asked for."""
-    return Traced(
+    return Tracer(
         algorithm=algorithm,
         environment=environment,
         num_envs=num_envs,

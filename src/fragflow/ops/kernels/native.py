@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 LIBRARY = Path(__file__).parent / "kernels.so"
-MOST_LETTERS = 300
+MAX_CHARACTERS = 300
 """of another's reason that are passed on"""
 
 
@@ -31,7 +31,7 @@ def _load() -> str | None:
 
 def _in_one_line(error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
-    return words[:MOST_LETTERS].rstrip(".")
+    return words[:MAX_CHARACTERS].rstrip(".")
 
 
 def absent() -> str | None:

@@ -14,7 +14,7 @@ NATURE = ((8, 4, 32), (4, 2, 64), (3, 1, 64))
 """(size, stride, channels) for screens (Mnih et al. 2015)"""
 SMALL = ((3, 1, 16),)
 """for small grids (Young & Tian 2019)"""
-SMALLEST_SCREEN = 36
+MIN_SCREEN = 36
 _STRIDES = {size: stride for size, stride, _ in (*NATURE, *SMALL)}
 
 
@@ -37,7 +37,7 @@ def channel_axis(shape: tuple[int, ...]) -> int:
 def convolution_init(key: jax.Array, shape: tuple[int, ...]) -> tuple[list[dict[str, Any]], int]:
     """Layers for images of `shape`, and the number of features they give."""
     height, width, channels = shape if channel_axis(shape) == -1 else (*shape[1:], shape[0])
-    plan = NATURE if min(height, width) >= SMALLEST_SCREEN else SMALL
+    plan = NATURE if min(height, width) >= MIN_SCREEN else SMALL
     layers: list[dict[str, Any]] = []
     for layer_key, (size, stride, outputs) in zip(
         jax.random.split(key, len(plan)), plan, strict=True

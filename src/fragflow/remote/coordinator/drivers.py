@@ -9,7 +9,7 @@ import numpy as np
 from fragflow.blame import judged
 from fragflow.errors import FragflowError, RunError
 from fragflow.graph.ir import Value
-from fragflow.remote.protocol.jobs import Duty, Order
+from fragflow.remote.protocol.jobs import FragmentJob, Job
 from fragflow.remote.protocol.process_client import RemoteProcess, WorkerLost
 from fragflow.remote.transport.frames import arrays_of
 from fragflow.remote.transport.mailbox import POLL_MILLISECONDS
@@ -27,18 +27,18 @@ class RemoteWorker:
     pool = None
     """the process looks after its environments itself"""
 
-    def __init__(self, crew: "RemoteCrew", duty: Duty):
-        self.name = duty.part.fragment.name
-        self.replicas = duty.replicas
-        self.part = duty.part
+    def __init__(self, driver: "RemoteDriver", fragment_job: FragmentJob):
+        self.name = fragment_job.part.fragment.name
+        self.replicas = fragment_job.replicas
+        self.part = fragment_job.part
         self.devices: Sequence[str] = ()
         self.processor = ""
         """both as its process has told"""
-        self._crew = crew
-        self._first = duty.values
+        self._driver = driver
+        self._first = fragment_job.values
 
     def state(self) -> Mapping[Value, np.ndarray]:
-        return self._crew.state()[self.name]
+        return self._driver.state()[self.name]
 
     def piece(self, value: Value, replica: int) -> Any:
         """What a replica has of a value before the first iteration."""
@@ -48,19 +48,20 @@ class RemoteWorker:
         return self._first[value]
 
 
-class RemoteCrew:
+class RemoteDriver:
     """The workers of a process, driven from here."""
 
     restarts = 0
     """how often it was replaced by one that began new episodes"""
 
-    def __init__(
-        self, process: RemoteProcess, order: Order, partners: Sequence[RemoteProcess] = ()
-    ):
+    def __init__(self, process: RemoteProcess, job: Job, partners: Sequence[RemoteProcess] = ()):
         """`partners` are the other members of its group, which all fail when one is lost."""
         self.process = process
         self.partners = partners
-        self.workers = {duty.part.fragment.name: RemoteWorker(self, duty) for duty in order.duties}
+        self.workers = {
+            fragment_job.part.fragment.name: RemoteWorker(self, fragment_job)
+            for fragment_job in job.fragment_jobs
+        }
         self._lost = Sent()
         """by processes that this one replaces, as far as they have told"""
         self._told = Sent()

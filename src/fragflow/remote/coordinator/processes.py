@@ -11,63 +11,73 @@ from fragflow.graph.ir import FDG
 from fragflow.remote.launch.launcher import Demand, Launcher
 from fragflow.remote.launch.placement import place
 from fragflow.remote.protocol.groups import join_groups
-from fragflow.remote.protocol.jobs import Hosting
+from fragflow.remote.protocol.jobs import OpenEnvironments
 from fragflow.remote.protocol.process_client import RemoteProcess
 from fragflow.remote.protocol.recipes import recipe_of, search_path
 from fragflow.remote.transport.endpoint import Address
-from fragflow.remote.transport.mailbox import LaneInfo
-from fragflow.runtime.drivers.assignment import Station, rosters
-from fragflow.runtime.drivers.codegen import Script, identifier, write
+from fragflow.remote.transport.mailbox import Route
+from fragflow.runtime.drivers.assignment import WorkerSpec, assign_workers
+from fragflow.runtime.drivers.codegen import DriverSource, identifier, write
 from fragflow.runtime.planning.messages import fan
 from fragflow.runtime.planning.plan import Plan, make_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Berth:
+class ProcessSpec:
     """A process and the workers in it."""
 
     name: str
-    stations: tuple[Station, ...]
-    script: Script | None
+    worker_specs: tuple[WorkerSpec, ...]
+    script: DriverSource | None
 
 
-class Fleet:
+class WorkerProcesses:
     """Starts all processes; those with environments on the host open them."""
 
     def __init__(self, fdg: FDG, launcher: Launcher):
         self.fdg = fdg
         self.plan: Plan = make_plan(fdg)
-        self.berths = _berths(fdg, self.plan) if fdg.server is None else _hands(fdg, self.plan)
+        self.process_specs = (
+            _process_specs(fdg, self.plan)
+            if fdg.server is None
+            else _async_process_specs(fdg, self.plan)
+        )
         self.launcher = launcher
         self.pools: dict[str, list[RemotePool]] = {}
         """by fragment, the environments of each of its workers"""
         self._opened: dict[str, list[RemotePool]] = {}
         """by process"""
         try:
-            demands = {berth.name: _demand(fdg, berth) for berth in self.berths}
-            self.launcher.start(demands, place(fdg, list(demands), self.lanes()))
-            members = [(b.stations[0].fragment, self.process(b)) for b in self.berths]
+            demands = {
+                process_spec.name: _demand(fdg, process_spec) for process_spec in self.process_specs
+            }
+            self.launcher.start(demands, place(fdg, list(demands), self.routes()))
+            members = [(b.worker_specs[0].fragment, self.process(b)) for b in self.process_specs]
             join_groups(fdg, members, launcher.owns_devices)
             self._open_environments()
         except BaseException:
             self.close()
             raise
 
-    def process(self, berth: Berth) -> RemoteProcess:
-        return self.launcher.processes[berth.name]
+    def process(self, process_spec: ProcessSpec) -> RemoteProcess:
+        return self.launcher.processes[process_spec.name]
 
-    def partners(self, berth: Berth) -> list[RemoteProcess]:
+    def partners(self, process_spec: ProcessSpec) -> list[RemoteProcess]:
         """The other processes of its group, if it is in one."""
-        name = berth.stations[0].fragment
+        name = process_spec.worker_specs[0].fragment
         if not self.fdg.fragments[name].group:
             return []
-        others = [b for b in self.berths if b is not berth and b.stations[0].fragment == name]
+        others = [
+            b
+            for b in self.process_specs
+            if b is not process_spec and b.worker_specs[0].fragment == name
+        ]
         return [self.process(other) for other in others]
 
-    def replace(self, berth: Berth, incarnation: int) -> RemoteProcess:
+    def replace(self, process_spec: ProcessSpec, incarnation: int) -> RemoteProcess:
         """A new process in the place of a lost one; environments on the host begin anew there."""
-        process = self.launcher.replace(berth.name, incarnation)
-        for pool in self._opened.get(berth.name, ()):
+        process = self.launcher.replace(process_spec.name, incarnation)
+        for pool in self._opened.get(process_spec.name, ()):
             pool.open_again(process)
         return process
 
@@ -75,7 +85,7 @@ class Fleet:
         """Where each process receives messages."""
         return {name: process.address for name, process in self.launcher.processes.items()}
 
-    def lanes(self) -> list[LaneInfo]:
+    def routes(self) -> list[Route]:
         """Every route of every message between two processes.
 
         Asynchronous workers have none: they exchange messages with the coordinator.
@@ -83,60 +93,58 @@ class Fleet:
         if self.fdg.server is not None:
             return []
         homes = {
-            (station.fragment, replica): berth.name
-            for berth in self.berths
-            for station in berth.stations
-            for replica in station.replicas
+            (worker_spec.fragment, replica): process_spec.name
+            for process_spec in self.process_specs
+            for worker_spec in process_spec.worker_specs
+            for replica in worker_spec.replicas
         }
-        lanes: list[LaneInfo] = []
+        routes: list[Route] = []
         for transfer in self.fdg.transfers:
             source, target = (self.fdg.fragments[f] for f in (transfer.source, transfer.target))
             for sender, receiver in fan(self.fdg, transfer).routes:
                 ends = homes[source.name, sender], homes[target.name, receiver]
                 if ends[0] != ends[1]:
                     route = (transfer.name, sender, receiver)
-                    number = len(lanes)
-                    lanes.append(
-                        LaneInfo(number=number, route=route, source=ends[0], target=ends[1])
-                    )
-        return lanes
+                    number = len(routes)
+                    routes.append(Route(number=number, key=route, source=ends[0], target=ends[1]))
+        return routes
 
     def close(self) -> None:
         self.launcher.close()
 
     def _open_environments(self) -> None:
-        for berth in self.berths:
-            for station in berth.stations:
-                fragment = self.fdg.fragments[station.fragment]
+        for process_spec in self.process_specs:
+            for worker_spec in process_spec.worker_specs:
+                fragment = self.fdg.fragments[worker_spec.fragment]
                 host = host_of(fragment)
                 if host is None:
                     continue
                 # Asynchronous workers have a graph each, of their own environments only.
-                size = fragment.num_envs * len(station.replicas)
-                ids = range(station.index * size, (station.index + 1) * size)
-                hosting = Hosting(
-                    fragment=station.fragment,
+                size = fragment.num_envs * len(worker_spec.replicas)
+                ids = range(worker_spec.index * size, (worker_spec.index + 1) * size)
+                opening = OpenEnvironments(
+                    fragment=worker_spec.fragment,
                     environment=recipe_of(host.environment, f"environment {host.name}"),
                     ids=tuple(ids),
-                    in_turns=fragment.first is not None,
+                    one_by_one=fragment.first is not None,
                     path=tuple(search_path()),
                 )
-                pool = RemotePool(self.process(berth), hosting)
-                self.pools.setdefault(station.fragment, []).append(pool)
-                self._opened.setdefault(berth.name, []).append(pool)
+                pool = RemotePool(self.process(process_spec), opening)
+                self.pools.setdefault(worker_spec.fragment, []).append(pool)
+                self._opened.setdefault(process_spec.name, []).append(pool)
 
 
 class RemotePool:
     """Environments in another process, to be asked for their first observations."""
 
-    def __init__(self, process: RemoteProcess, hosting: Hosting):
+    def __init__(self, process: RemoteProcess, opening: OpenEnvironments):
         self._process = process
-        self._hosting = hosting
+        self._opening = opening
         self._first: Any = None
-        process.call("host", hosting)
+        process.call("open", opening)
 
     def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
-        question = (self._hosting.fragment, method, [np.asarray(a) for a in args])
+        question = (self._opening.fragment, method, [np.asarray(a) for a in args])
         if method == "reset":
             self._first = question
         return self._process.call("ask", question)
@@ -144,31 +152,34 @@ class RemotePool:
     def open_again(self, process: RemoteProcess) -> None:
         """In a process that takes the place of a lost one, as they were at first."""
         self._process = process
-        process.call("host", self._hosting)
+        process.call("open", self._opening)
         if self._first is not None:
             process.call("ask", self._first)
 
 
-def _berths(fdg: FDG, plan: Plan) -> list[Berth]:
-    """A process for each crew; every replica of a group is a crew of its own here."""
-    berths = []
-    for stations, script in rosters(fdg, plan, divide_groups=True):
-        name = "+".join(station.fragment for station in stations)
-        if len(stations) == 1 and stations[0].count > 1:
-            name = f"{name}-{stations[0].index}"
-        berths.append(Berth(name=identifier(name), stations=tuple(stations), script=script))
-    return berths
+def _process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
+    """A process for each driver; here every replica of a group has a driver of its own."""
+    process_specs = []
+    for worker_specs, script in assign_workers(fdg, plan, divide_groups=True):
+        name = "+".join(worker_spec.fragment for worker_spec in worker_specs)
+        if len(worker_specs) == 1 and worker_specs[0].count > 1:
+            name = f"{name}-{worker_specs[0].index}"
+        process_specs.append(
+            ProcessSpec(name=identifier(name), worker_specs=tuple(worker_specs), script=script)
+        )
+    return process_specs
 
 
-def _hands(fdg: FDG, plan: Plan) -> list[Berth]:
+def _async_process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
     """A process for each asynchronous worker; the server stays with the coordinator."""
     team = [name for name in fdg.fragments if name != fdg.server]
     script = write(fdg, plan, team)
     return [
-        Berth(
+        ProcessSpec(
             name=f"worker_{w}",
-            stations=tuple(
-                Station(fragment=name, index=w, count=fdg.workers, replicas=(0,)) for name in team
+            worker_specs=tuple(
+                WorkerSpec(fragment=name, index=w, count=fdg.workers, replicas=(0,))
+                for name in team
             ),
             script=script,
         )
@@ -176,9 +187,12 @@ def _hands(fdg: FDG, plan: Plan) -> list[Berth]:
     ]
 
 
-def _demand(fdg: FDG, berth: Berth) -> Demand:
+def _demand(fdg: FDG, process_spec: ProcessSpec) -> Demand:
     devices: dict[str, int] = {}
-    for station in berth.stations:
-        platform = fdg.fragments[station.fragment].device
-        devices[platform] = max(devices.get(platform, 0), len(station.replicas))
-    return Demand(fragments=tuple(station.fragment for station in berth.stations), devices=devices)
+    for worker_spec in process_spec.worker_specs:
+        platform = fdg.fragments[worker_spec.fragment].device
+        devices[platform] = max(devices.get(platform, 0), len(worker_spec.replicas))
+    return Demand(
+        fragments=tuple(worker_spec.fragment for worker_spec in process_spec.worker_specs),
+        devices=devices,
+    )

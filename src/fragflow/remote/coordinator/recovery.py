@@ -9,65 +9,69 @@ from typing import Any
 from fragflow.errors import RunError
 from fragflow.graph.analyses.recovery import Recovery, recovery_of
 from fragflow.graph.ir import FDG, Value
-from fragflow.remote.coordinator.drivers import RemoteCrew, RemoteWorker
-from fragflow.remote.coordinator.processes import Berth, Fleet
-from fragflow.remote.protocol.jobs import Duty, Mark, Order
+from fragflow.remote.coordinator.drivers import RemoteDriver, RemoteWorker
+from fragflow.remote.coordinator.processes import ProcessSpec, WorkerProcesses
+from fragflow.remote.protocol.jobs import FragmentJob, Job, ReplayPoint
 from fragflow.remote.protocol.process_client import WorkerLost
 from fragflow.runtime.drivers.channels import Closed, Payload
 from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.drivers.worker import Metrics
 
-MOST_REPLACEMENTS = 3
+MAX_REPLACEMENTS = 3
 """per worker; one that keeps dying has a cause that a restart will not cure"""
 BACK_OFF_SECONDS = 1.0
 
 
-def recovery_in(fdg: FDG, berth: Berth) -> Recovery | None:
+def recovery_in(fdg: FDG, process_spec: ProcessSpec) -> Recovery | None:
     """How a process is replaced: the same way for all of its workers, or not at all."""
     ways: set[Recovery | None] = {
-        recovery_of(fdg, fdg.fragments[station.fragment]) for station in berth.stations
+        recovery_of(fdg, fdg.fragments[worker_spec.fragment])
+        for worker_spec in process_spec.worker_specs
     }
     return ways.pop() if len(ways) == 1 else None
 
 
-class _Replaceable(RemoteCrew):
+class _Replaceable(RemoteDriver):
     """The workers of a process that is replaced when it is lost, a few times."""
 
-    def __init__(self, fleet: Fleet, berth: Berth, order: Order):
-        super().__init__(fleet.process(berth), order)
+    def __init__(self, worker_processes: WorkerProcesses, process_spec: ProcessSpec, job: Job):
+        super().__init__(worker_processes.process(process_spec), job)
         self.replacements = 0
-        self._fleet = fleet
-        self._berth = berth
-        self._order = order
+        self._worker_processes = worker_processes
+        self._process_spec = process_spec
+        self._job = job
 
     def _replace(self, lost: WorkerLost) -> None:
         """Starts another process, which is told how to begin."""
         while True:
-            if self.replacements == MOST_REPLACEMENTS:
+            if self.replacements == MAX_REPLACEMENTS:
                 raise RunError(
                     f"{lost}; it was replaced {self.replacements} times before"
                 ) from lost
             time.sleep(BACK_OFF_SECONDS * self.replacements)
-            if self._fleet.process(self._berth).is_closing:
+            if self._worker_processes.process(self._process_spec).is_closing:
                 raise Closed  # the run is over: who takes a place now would be left behind
             self.replacements += 1
             self._lost, self._told = self.sent, Sent()
             try:
-                self._start_again(self._order.incarnation + 1)
+                self._start_again(self._job.incarnation + 1)
             except WorkerLost as again:
                 lost = again
             else:
                 return
 
     def _start_again(self, incarnation: int) -> None:
-        self._order = replace(self._order, incarnation=incarnation)
-        self.process = self._fleet.replace(self._berth, incarnation)
+        self._job = replace(self._job, incarnation=incarnation)
+        self.process = self._worker_processes.replace(self._process_spec, incarnation)
 
     def _first_state(self) -> Mapping[str, Mapping[Value, Any]]:
-        return {duty.part.fragment.name: duty.values for duty in self._order.duties}
+        return {
+            fragment_job.part.fragment.name: fragment_job.values
+            for fragment_job in self._job.fragment_jobs
+        }
 
 
-class RestartingCrew(_Replaceable):
+class RestartingDriver(_Replaceable):
     """Asynchronous workers. A new process begins with new episodes and the last parameters."""
 
     _answers: Mapping[str, Payload] | None = None
@@ -93,25 +97,25 @@ class RestartingCrew(_Replaceable):
 
     def _start_again(self, incarnation: int) -> None:
         super()._start_again(incarnation)
-        self.process.call("order", self._order)
+        self.process.call("job", self._job)
 
 
-class ExpendableCrew(_Replaceable):
+class ReplayingDriver(_Replaceable):
     """Workers in lockstep or with a lag, which tell where they stand after every iteration.
 
     A new process goes on from there. Environments on the host cannot: they begin new episodes.
     """
 
-    def __init__(self, fleet: Fleet, berth: Berth, order: Order):
-        super().__init__(fleet, berth, order)
-        self._is_exact = recovery_in(fleet.fdg, berth) == "replay"
-        self._unsure: deque[Mark] = deque()
-        """the last marks: they may have got out where messages before them have not
+    def __init__(self, worker_processes: WorkerProcesses, process_spec: ProcessSpec, job: Job):
+        super().__init__(worker_processes, process_spec, job)
+        self._is_exact = recovery_in(worker_processes.fdg, process_spec) == "replay"
+        self._unsure: deque[ReplayPoint] = deque()
+        """the last replay points: they may have got out where messages before them have not
 
         What is sent in an iteration is answered in the next one, or as many later as the lag is."""
-        self._most_unsure = 1 + max(fleet.fdg.delays.values(), default=0)
-        self._safe: Mark | None = None
-        """the mark before those, or None for where it all began: what a replacement begins with"""
+        self._most_unsure = 1 + max(worker_processes.fdg.delays.values(), default=0)
+        self._safe: ReplayPoint | None = None
+        """the replay point before those, or None for where it all began: what a replacement begins with"""
 
     @property
     def restarts(self) -> int:
@@ -121,7 +125,7 @@ class ExpendableCrew(_Replaceable):
         metrics: dict[RemoteWorker, Metrics] = {worker: {} for worker in self.workers.values()}
         done = begin = start
 
-        def mark(made: Mark) -> None:
+        def point(made: ReplayPoint) -> None:
             nonlocal done
             self._note(made)
             if made.iteration <= done:
@@ -135,7 +139,7 @@ class ExpendableCrew(_Replaceable):
         while True:
             try:
                 _, self._told = self.process.call(
-                    "run", (begin, start + count - begin), on_mark=mark
+                    "run", (begin, start + count - begin), on_point=point
                 )
             except WorkerLost as lost:
                 self._unsure.clear()
@@ -149,42 +153,44 @@ class ExpendableCrew(_Replaceable):
         last = self._unsure[-1] if self._unsure else self._safe
         return self._first_state() if last is None else last.state
 
-    def _note(self, made: Mark) -> None:
+    def _note(self, made: ReplayPoint) -> None:
         self._told = made.sent
         self._unsure.append(made)
         if len(self._unsure) > self._most_unsure:
             self._safe = self._unsure.popleft()
-            self.process.errand("forget", self._safe.counts)
+            self.process.notify("forget", self._safe.counts)
 
     def _start_again(self, incarnation: int) -> None:
         super()._start_again(incarnation)
-        mark = self._safe
-        self._order = self._next_order(mark)
-        self.process.call("order", self._order)
-        address = self._order.addresses[self._berth.name]
-        counts = {} if mark is None else mark.counts
-        for other in self._fleet.berths:
+        point = self._safe
+        self._job = self._next_order(point)
+        self.process.call("job", self._job)
+        address = self._job.addresses[self._process_spec.name]
+        counts = {} if point is None else point.counts
+        for other in self._worker_processes.process_specs:
             # The message before may have brought state: who does not want it drops it.
-            lanes = {
-                lane.number: max(0, counts.get(lane.number, 0) - 1)
-                for lane in self._order.lanes
-                if lane.source == other.name
+            routes = {
+                route.number: max(0, counts.get(route.number, 0) - 1)
+                for route in self._job.routes
+                if route.source == other.name
             }
-            if lanes:
-                self._fleet.process(other).errand("move", (self._berth.name, address, lanes))
+            if routes:
+                self._worker_processes.process(other).notify(
+                    "move", (self._process_spec.name, address, routes)
+                )
 
-    def _next_order(self, mark: Mark | None) -> Order:
-        duties = self._order.duties
-        if mark is not None and self._is_exact:
-            duties = tuple(_updated(duty, mark) for duty in duties)
+    def _next_order(self, point: ReplayPoint | None) -> Job:
+        fragment_jobs = self._job.fragment_jobs
+        if point is not None and self._is_exact:
+            fragment_jobs = tuple(_updated(fragment_job, point) for fragment_job in fragment_jobs)
         return replace(
-            self._order,
-            addresses=self._fleet.addresses(),
-            duties=duties,
-            resume=None if mark is None else mark.counts,
+            self._job,
+            addresses=self._worker_processes.addresses(),
+            fragment_jobs=fragment_jobs,
+            resume=None if point is None else point.counts,
         )
 
 
-def _updated(duty: Duty, mark: Mark) -> Duty:
-    values: Mapping[str, Any] = mark.state[duty.part.fragment.name]
-    return replace(duty, values={**duty.values, **values})
+def _updated(fragment_job: FragmentJob, point: ReplayPoint) -> FragmentJob:
+    values: Mapping[str, Any] = point.state[fragment_job.part.fragment.name]
+    return replace(fragment_job, values={**fragment_job.values, **values})

@@ -1,4 +1,4 @@
-"""Runs a graph in processes: the same crews as in threads, each in a process of its own."""
+"""Runs a graph in processes: the same drivers as in threads, each in a process of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ import numpy as np
 
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.replicas.kinds import Kind
-from fragflow.remote.coordinator.drivers import RemoteCrew
-from fragflow.remote.coordinator.processes import Berth, Fleet
-from fragflow.remote.coordinator.recovery import ExpendableCrew, RestartingCrew, recovery_in
-from fragflow.remote.protocol.exported import ship
-from fragflow.remote.protocol.jobs import Duty, Order, thin_graph, thin_part
+from fragflow.remote.coordinator.drivers import RemoteDriver
+from fragflow.remote.coordinator.processes import ProcessSpec, WorkerProcesses
+from fragflow.remote.coordinator.recovery import ReplayingDriver, RestartingDriver, recovery_in
+from fragflow.remote.protocol.exported import export_program
+from fragflow.remote.protocol.jobs import FragmentJob, Job, thin_graph, thin_part
 from fragflow.remote.protocol.process_client import RemoteProcess
 from fragflow.remote.transport.frames import arrays_of
 from fragflow.runtime.asynchrony.runtime import AsyncRuntime
-from fragflow.runtime.drivers.assignment import Station
+from fragflow.runtime.drivers.assignment import WorkerSpec
 from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.lagged import LaggedRuntime
 from fragflow.runtime.lockstep import LocalRuntime
-from fragflow.runtime.planning.plan import Part, Plan
+from fragflow.runtime.planning.plan import FragmentPlan, Plan
 from fragflow.runtime.programs.assembly import Assembly, devices_for
 from fragflow.runtime.programs.layout import OneDevice
 
 
 class InProcesses(LocalRuntime):
-    """Starts crews in processes instead of threads."""
+    """Starts drivers in processes instead of threads."""
 
     @property
     def processors(self) -> Sequence[tuple[str, str]]:
@@ -37,33 +37,33 @@ class InProcesses(LocalRuntime):
     @property
     def restarts(self) -> int:
         """Processes that were lost, with their episodes."""
-        return sum(crew.restarts for crew in self._crews)
+        return sum(driver.restarts for driver in self._drivers)
 
-    def __init__(self, fdg: FDG, *args: Any, fleet: Fleet, **settings: Any):
-        self._fleet = fleet
+    def __init__(self, fdg: FDG, *args: Any, worker_processes: WorkerProcesses, **settings: Any):
+        self._worker_processes = worker_processes
         super().__init__(fdg, *args, **{**settings, "pools": None})
 
     def _start(self, assembly: Assembly) -> list[Any]:
-        lanes = self._fleet.lanes()
-        processes = self._fleet.launcher.processes
+        routes = self._worker_processes.routes()
+        processes = self._worker_processes.launcher.processes
         self._channels = _Preloading(
-            self._fleet, {lane.route: processes[lane.source] for lane in lanes}
+            self._worker_processes, {route.key: processes[route.source] for route in routes}
         )
-        return _start(self._fleet, assembly, self.fdg.kinds, self._stall_timeout_seconds)
+        return _start(self._worker_processes, assembly, self.fdg.kinds, self._stall_timeout_seconds)
 
     @property
     def replacements(self) -> int:
         """Processes that were lost, and replaced."""
-        return _replacements(self._crews)
+        return _replacements(self._drivers)
 
     def close(self) -> None:
         self._channels.close()
         super().close()
-        self._fleet.close()
+        self._worker_processes.close()
 
 
-def _replacements(crews: Sequence[Any]) -> int:
-    return sum(getattr(crew, "replacements", 0) for crew in crews)
+def _replacements(drivers: Sequence[Any]) -> int:
+    return sum(getattr(driver, "replacements", 0) for driver in drivers)
 
 
 class LaggedInProcesses(InProcesses, LaggedRuntime):
@@ -73,89 +73,101 @@ class LaggedInProcesses(InProcesses, LaggedRuntime):
 class AsyncInProcesses(AsyncRuntime):
     """Asynchronous workers in processes; their server is here, with the coordinator."""
 
-    def __init__(self, fdg: FDG, *args: Any, fleet: Fleet, **settings: Any):
-        self._fleet = fleet
+    def __init__(self, fdg: FDG, *args: Any, worker_processes: WorkerProcesses, **settings: Any):
+        self._worker_processes = worker_processes
         super().__init__(fdg, *args, **{**settings, "pools": None})
 
     @property
     def replacements(self) -> int:
         """Processes that were lost, and replaced."""
-        return _replacements(self._hands)
+        return _replacements(self._async_process_specs)
 
     def _start(self, plan: Plan) -> list[Any]:
         del plan
         # What a worker has of the state depends on its environments, as in a replicated fragment.
         kinds = {name: self.fdg.row_kinds for name in self.fdg.fragments}
-        return _start(self._fleet, self._assembly, kinds, self._stall_timeout_seconds)
+        return _start(self._worker_processes, self._assembly, kinds, self._stall_timeout_seconds)
 
     def close(self) -> None:
-        self._fleet.launcher.stop()
+        self._worker_processes.launcher.stop()
         super().close()
-        self._fleet.close()
+        self._worker_processes.close()
 
 
 def _start(
-    fleet: Fleet,
+    worker_processes: WorkerProcesses,
     assembly: Assembly,
     kinds: Mapping[str, Mapping[Value, Kind]],
     timeout_seconds: float,
 ) -> list[Any]:
     """Tells every process what to do; they compile at the same time."""
-    orders = [_order(fleet, berth, assembly, kinds, timeout_seconds) for berth in fleet.berths]
-    for berth, order in zip(fleet.berths, orders, strict=True):
-        fleet.process(berth).begin("order", order)
-    replaceable = ExpendableCrew if fleet.fdg.server is None else RestartingCrew
-    crews: list[RemoteCrew] = [
-        replaceable(fleet, berth, order)
-        if berth.name in order.expendable
-        else RemoteCrew(fleet.process(berth), order, fleet.partners(berth))
-        for berth, order in zip(fleet.berths, orders, strict=True)
+    jobs = [
+        _job(worker_processes, process_spec, assembly, kinds, timeout_seconds)
+        for process_spec in worker_processes.process_specs
     ]
-    for crew in crews:
-        for fragment, settled in crew.process.finish().items():
+    for process_spec, job in zip(worker_processes.process_specs, jobs, strict=True):
+        worker_processes.process(process_spec).begin("job", job)
+    replaceable = ReplayingDriver if worker_processes.fdg.server is None else RestartingDriver
+    drivers: list[RemoteDriver] = [
+        replaceable(worker_processes, process_spec, job)
+        if process_spec.name in job.expendable
+        else RemoteDriver(
+            worker_processes.process(process_spec), job, worker_processes.partners(process_spec)
+        )
+        for process_spec, job in zip(worker_processes.process_specs, jobs, strict=True)
+    ]
+    for driver in drivers:
+        for fragment, settled in driver.process.finish().items():
             assembly.found(fragment, settled.computed)
-            crew.workers[fragment].devices = settled.devices
-            crew.workers[fragment].processor = settled.processor
-    return crews
+            driver.workers[fragment].devices = settled.devices
+            driver.workers[fragment].processor = settled.processor
+    return drivers
 
 
-def _order(
-    fleet: Fleet,
-    berth: Berth,
+def _job(
+    worker_processes: WorkerProcesses,
+    process_spec: ProcessSpec,
     assembly: Assembly,
     kinds: Mapping[str, Mapping[Value, Kind]],
     timeout_seconds: float,
-) -> Order:
-    fdg = fleet.fdg
-    parts = [assembly.plan.parts[station.fragment] for station in berth.stations]
-    return Order(
-        me=berth.name,
+) -> Job:
+    fdg = worker_processes.fdg
+    parts = [assembly.plan.parts[worker_spec.fragment] for worker_spec in process_spec.worker_specs]
+    return Job(
+        me=process_spec.name,
         fdg=thin_graph(fdg, parts),
-        script=berth.script,
-        duties=tuple(
-            _duty(assembly, station, kinds[station.fragment]) for station in berth.stations
+        script=process_spec.script,
+        fragment_jobs=tuple(
+            _fragment_job(assembly, worker_spec, kinds[worker_spec.fragment])
+            for worker_spec in process_spec.worker_specs
         ),
-        lanes=tuple(lane for lane in fleet.lanes() if berth.name in (lane.source, lane.target)),
-        addresses=fleet.addresses(),
+        routes=tuple(
+            route
+            for route in worker_processes.routes()
+            if process_spec.name in (route.source, route.target)
+        ),
+        addresses=worker_processes.addresses(),
         timeout_seconds=timeout_seconds,
-        expendable=frozenset(b.name for b in fleet.berths if recovery_in(fdg, b)),
+        expendable=frozenset(b.name for b in worker_processes.process_specs if recovery_in(fdg, b)),
     )
 
 
-def _duty(assembly: Assembly, station: Station, kinds: Mapping[Value, Kind]) -> Duty:
-    part = assembly.plan.parts[station.fragment]
-    layouts = assembly.layouts(station.fragment)
-    layout = layouts[min(station.index, len(layouts) - 1)]
+def _fragment_job(
+    assembly: Assembly, worker_spec: WorkerSpec, kinds: Mapping[Value, Kind]
+) -> FragmentJob:
+    part = assembly.plan.parts[worker_spec.fragment]
+    layouts = assembly.layouts(worker_spec.fragment)
+    layout = layouts[min(worker_spec.index, len(layouts) - 1)]
     # Of a group, every process gets its part only.
     where = OneDevice(device=jax.devices("cpu")[0]) if part.fragment.group else layout
-    values = assembly.first_values(part, where, (station.index, station.count), kinds)
+    values = assembly.first_values(part, where, (worker_spec.index, worker_spec.count), kinds)
     constants = {c.output for c in part.fragment.constants}
     known_twice = {c.init for c in part.fragment.loop.carries}
-    return Duty(
+    return FragmentJob(
         part=thin_part(part),
-        replicas=station.replicas,
-        devices=_device_numbers(part, station),
-        programs=tuple(assembly.programs(station.fragment, layout, ship)),
+        replicas=worker_spec.replicas,
+        devices=_device_numbers(part, worker_spec),
+        programs=tuple(assembly.programs(worker_spec.fragment, layout, export_program)),
         constants={v: np.asarray(a) for v, a in values.items() if v in constants},
         values={
             v: np.asarray(a)
@@ -165,12 +177,12 @@ def _duty(assembly: Assembly, station: Station, kinds: Mapping[Value, Kind]) -> 
     )
 
 
-def _device_numbers(part: Part, station: Station) -> tuple[int, ...]:
+def _device_numbers(part: FragmentPlan, worker_spec: WorkerSpec) -> tuple[int, ...]:
     fragment = part.fragment
     if fragment.device == "cpu":
-        return tuple(range(len(station.replicas)))  # a process has devices of its own
+        return tuple(range(len(worker_spec.replicas)))  # a process has devices of its own
     everywhere, chosen = jax.devices(fragment.device), devices_for(fragment)
-    return tuple(everywhere.index(chosen[replica]) for replica in station.replicas)
+    return tuple(everywhere.index(chosen[replica]) for replica in worker_spec.replicas)
 
 
 class _Preloading:
@@ -179,8 +191,12 @@ class _Preloading:
     sent = Sent()
     """nothing: it is the senders that send, and count it"""
 
-    def __init__(self, fleet: Fleet, sources: Mapping[tuple[str, int, int], RemoteProcess]):
-        self._fleet = fleet
+    def __init__(
+        self,
+        worker_processes: WorkerProcesses,
+        sources: Mapping[tuple[str, int, int], RemoteProcess],
+    ):
+        self._worker_processes = worker_processes
         self._sources = sources
 
     def open(self, message: str, sender: int, receiver: int) -> "_Preload":
@@ -188,13 +204,13 @@ class _Preloading:
 
     def close(self) -> None:
         """Wakes all who wait for messages."""
-        self._fleet.launcher.stop()
+        self._worker_processes.launcher.stop()
 
 
 @dataclass(frozen=True, slots=True)
 class _Preload:
     process: RemoteProcess
-    route: tuple[str, int, int]
+    key: tuple[str, int, int]
 
     def put(self, payload: Sequence[Any]) -> None:
-        self.process.call("preload", (*self.route, arrays_of(payload)))
+        self.process.call("preload", (*self.key, arrays_of(payload)))

@@ -15,7 +15,7 @@ from fragflow.errors import FragflowError
 from fragflow.remote.launch.placement import Placement
 from fragflow.remote.protocol.process_client import GRACE_SECONDS, START_SECONDS, RemoteProcess
 
-LONGEST_NAME = 40
+MAX_NAME_LENGTH = 40
 """of a process, in the names of files: one with many fragments has all of their names"""
 
 
@@ -50,7 +50,7 @@ class Launcher(ABC):
         for name, demand in demands.items():
             self.processes[name] = self._launch(name, demand, 0)
         for process in self.processes.values():
-            process.greet(deadline)
+            process.wait_ready(deadline)
 
     def replace(self, name: str, incarnation: int) -> RemoteProcess:
         """Starts a process in the place of one that is lost."""
@@ -60,7 +60,7 @@ class Launcher(ABC):
         new.is_closing = old.is_closing
         new.address = old.address  # others may ask before it has greeted; they are told of the move
         self.processes[name] = new
-        new.greet(time.monotonic() + START_SECONDS)
+        new.wait_ready(time.monotonic() + START_SECONDS)
         return new
 
     def stop(self) -> None:
@@ -90,9 +90,9 @@ class Launcher(ABC):
 
 def label_of(name: str, incarnation: int) -> str:
     """What a process's files are called. Short: the path of a socket has 107 bytes at most."""
-    if len(name) > LONGEST_NAME:
+    if len(name) > MAX_NAME_LENGTH:
         digest = f"{zlib.crc32(name.encode()):08x}"
-        name = f"{name[: LONGEST_NAME - len(digest) - 1]}_{digest}"
+        name = f"{name[: MAX_NAME_LENGTH - len(digest) - 1]}_{digest}"
     return f"{name}.{incarnation}"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from fragflow._interpreter import search_path
 from fragflow._interpreter import words as interpreter
 from fragflow.remote.launch.launcher import Demand, Launcher, jax_settings, label_of
-from fragflow.remote.protocol.control import Line
+from fragflow.remote.protocol.control import ControlChannel
 from fragflow.remote.protocol.jobs import CODEC
 from fragflow.remote.protocol.process_client import RemoteProcess
 
@@ -36,7 +36,7 @@ class LocalLauncher(Launcher):
 
     def _launch(self, name: str, demand: Demand, incarnation: int) -> RemoteProcess:
         label = label_of(name, incarnation)
-        line = Line(self._context, CODEC)
+        line = ControlChannel(self._context, CODEC)
         line.bind(f"ipc://{self.directory}/{label}.line")
         words = [line.endpoint, str(self.directory), label, str(os.getpid())]
         passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}

@@ -17,9 +17,9 @@ from fragflow.remote.launch.cleanup import employ
 from fragflow.remote.launch.cluster import Cluster, check_needs, need_of
 from fragflow.remote.launch.launcher import Demand, Launcher, jax_settings, label_of
 from fragflow.remote.launch.placement import Placement, totals
-from fragflow.remote.launch.ray_actor import Seat, Terms
+from fragflow.remote.launch.ray_actor import ConnectionInfo, WorkerActor
 from fragflow.remote.launch.ray_connect import connected, import_ray
-from fragflow.remote.protocol.control import Line
+from fragflow.remote.protocol.control import ControlChannel
 from fragflow.remote.protocol.jobs import CODEC
 from fragflow.remote.protocol.process_client import RemoteProcess
 from fragflow.remote.transport.endpoint import Network
@@ -87,14 +87,14 @@ class RayLauncher(Launcher):
             )
 
     def _launch(self, name: str, demand: Demand, incarnation: int) -> RemoteProcess:
-        line = Line(self._context, CODEC)
+        line = ControlChannel(self._context, CODEC)
         interface = self._cluster.interface or (
             "127.0.0.1" if self._is_own else self._ray.util.get_node_ip_address()
         )
         first, last = self._cluster.ports
         network = Network(interface=interface, first_port=first, last_port=last)
         line.bind_network(network, self._keys)
-        terms = Terms(
+        connection = ConnectionInfo(
             endpoint=line.endpoint,
             server_key=self._keys[0].decode(),
             label=label_of(name, incarnation),
@@ -107,8 +107,8 @@ class RayLauncher(Launcher):
             placement_group=self._group, placement_group_bundle_index=self._bundles[name]
         )
         passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
-        signs = {NAME: terms.label, COORDINATOR: str(os.getpid())}
-        actor = self._ray.remote(Seat).options(
+        signs = {NAME: connection.label, COORDINATOR: str(os.getpid())}
+        actor = self._ray.remote(WorkerActor).options(
             num_cpus=need.pop("CPU"),
             num_gpus=need.pop("GPU"),
             resources=need,
@@ -116,7 +116,7 @@ class RayLauncher(Launcher):
             runtime_env={"env_vars": {**passed, **jax_settings(demand), **signs}},
             max_restarts=0,
         )
-        return RemoteProcess(name, line, Actor(self._ray, actor.remote(), terms))
+        return RemoteProcess(name, line, ActorProcess(self._ray, actor.remote(), connection))
 
     def _clear_up(self) -> None:
         if self._group is not None:
@@ -126,13 +126,13 @@ class RayLauncher(Launcher):
         shutil.rmtree(self._own, ignore_errors=True)
 
 
-class Actor:
+class ActorProcess:
     """A process that Ray has started."""
 
-    def __init__(self, ray: Any, actor: Any, terms: Terms):
+    def __init__(self, ray: Any, actor: Any, connection: ConnectionInfo):
         self._ray = ray
         self._actor = actor
-        self._service = actor.serve.remote(terms)
+        self._service = actor.serve.remote(connection)
         self._asked = 0.0
         self._how: str | None = None
 

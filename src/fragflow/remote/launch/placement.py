@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fragflow.graph.ir import FDG, Loop, Node, Send, Transfer
-from fragflow.remote.transport.mailbox import LaneInfo
+from fragflow.remote.transport.mailbox import Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Placement:
     """whether sites should be near one another: they exchange messages at every step"""
 
 
-def place(fdg: FDG, processes: Sequence[str], lanes: Sequence[LaneInfo]) -> Placement:
+def place(fdg: FDG, processes: Sequence[str], routes: Sequence[Route]) -> Placement:
     """Joins processes that exchange messages at every step with each other only.
 
     Where all exchange them with one, as environments with a central actor, one host may not have
@@ -25,10 +25,10 @@ def place(fdg: FDG, processes: Sequence[str], lanes: Sequence[LaneInfo]) -> Plac
     """
     often = messages_in_rollouts(fdg)
     partners: dict[str, set[str]] = {name: set() for name in processes}
-    for lane in lanes:
-        if lane.route[0] in often:
-            partners[lane.source].add(lane.target)
-            partners[lane.target].add(lane.source)
+    for route in routes:
+        if route.key[0] in often:
+            partners[route.source].add(route.target)
+            partners[route.target].add(route.source)
     sites: list[tuple[str, ...]] = []
     for name in processes:
         if any(name in site for site in sites):
@@ -38,7 +38,7 @@ def place(fdg: FDG, processes: Sequence[str], lanes: Sequence[LaneInfo]) -> Plac
         sites.append((name, partner) if is_pair and partner is not None else (name,))
     homes = {name: site for site in sites for name in site}
     is_packed = any(
-        homes[lane.source] != homes[lane.target] for lane in lanes if lane.route[0] in often
+        homes[route.source] != homes[route.target] for route in routes if route.key[0] in often
     ) or any(fragment.group for fragment in fdg.fragments.values())
     return Placement(sites=tuple(sites), is_packed=is_packed)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ConnectionInfo:
     """What an actor needs to reach its coordinator; sent by Ray, so only to cluster members."""
 
     endpoint: str
@@ -21,28 +21,32 @@ class Terms:
     ports: tuple[int, int]
 
 
-class Seat:
+class WorkerActor:
     """The Ray actor that hosts one worker process."""
 
-    def serve(self, terms: Terms) -> bool:
+    def serve(self, connection: ConnectionInfo) -> bool:
         """Works until the coordinator says goodbye; False if it is gone without."""
         # Not above: Ray reads this module before the process's environment is set up.
         import ray
         import zmq
 
-        from fragflow.remote.protocol.control import Line
+        from fragflow.remote.protocol.control import ControlChannel
         from fragflow.remote.protocol.jobs import CODEC
-        from fragflow.remote.transport.endpoint import Network, open_door
+        from fragflow.remote.transport.endpoint import Network, open_endpoint
         from fragflow.remote.worker.main import serve
 
-        directory = own_directory(terms.directory)
-        line = Line(zmq.Context(), CODEC)
-        line.connect(terms.endpoint, terms.server_key)
+        directory = own_directory(connection.directory)
+        line = ControlChannel(zmq.Context(), CODEC)
+        line.connect(connection.endpoint, connection.server_key)
         node = ray.get_runtime_context().get_node_id()
-        interface = terms.interface or ray.util.get_node_ip_address()
-        network = Network(interface=interface, first_port=terms.ports[0], last_port=terms.ports[1])
-        door, address = open_door(directory, terms.label, host_of(node, directory), network)
-        return serve(line, door, address, network, is_orphan=lambda: False)
+        interface = connection.interface or ray.util.get_node_ip_address()
+        network = Network(
+            interface=interface, first_port=connection.ports[0], last_port=connection.ports[1]
+        )
+        endpoint, address = open_endpoint(
+            directory, connection.label, host_of(node, directory), network
+        )
+        return serve(line, endpoint, address, network, is_orphan=lambda: False)
 
 
 def own_directory(name: str) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 from fragflow.errors import ConfigError
 from fragflow.remote.launch.cluster import Cluster
 
-LEAST_VERSION = (2, 54)
+MIN_VERSION = (2, 54)
 """earlier ones do not ask for tokens"""
 CONNECT_SECONDS = 5.0
 SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -34,8 +34,8 @@ def import_ray() -> Any:
             "--runtime ray needs Ray, which is not installed: pip install 'fragflow[ray]'"
         ) from None
     found = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    if found < LEAST_VERSION:
-        least = ".".join(map(str, LEAST_VERSION))
+    if found < MIN_VERSION:
+        least = ".".join(map(str, MIN_VERSION))
         raise ConfigError(
             f"Ray {ray.__version__} is too old: expected {least} or later. "
             "pip install -U 'fragflow[ray]'"

@@ -20,11 +20,11 @@ BEAT_SECONDS = 1.0
 BEAT = b"beat"
 SEND_MILLISECONDS = 2000
 """after which a word that cannot be sent has no one to hear it: zmq.Again"""
-MOST_UNHEARD = 100_000
+MAX_QUEUED = 100_000
 """outgoing messages that may queue while the coordinator is busy: a day of heartbeats"""
 
 
-class Line:
+class ControlChannel:
     """One end of it. Used by one thread at a time."""
 
     def __init__(self, context: "zmq.Context[Any]", codec: Codec):
@@ -48,7 +48,7 @@ class Line:
     def connect(self, endpoint: str, server_key: str | None = None) -> None:
         """The process's end."""
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.setsockopt(zmq.SNDHWM, MOST_UNHEARD)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         if server_key is not None:
             curve_client(self._socket, server_key)
         connect_to(self._socket, endpoint)

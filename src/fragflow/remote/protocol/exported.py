@@ -11,7 +11,7 @@ from jax import export
 from fragflow.errors import ConfigError
 from fragflow.graph.ir import Value
 from fragflow.ops.kernels import native
-from fragflow.runtime.programs.compile import Draft, Program, compile_safely
+from fragflow.runtime.programs.compile import Executable, SegmentFunction, compile_safely
 from fragflow.runtime.programs.layout import Group, Layout, OneDevice
 
 FOREIGN_CALLS = {"fragflow_discounted_sums": native.absent}
@@ -21,7 +21,7 @@ _TARGET = re.compile(r"\b\w+_\w+\b(?=[,'\]])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipped:
+class ExportedProgram:
     """A compiled segment's program in JAX's portable format."""
 
     plain: bytes
@@ -37,21 +37,23 @@ class Shipped:
     """kernels and the implementations that were picked"""
 
 
-def ship(draft: Draft) -> Shipped:
+def export_program(function: SegmentFunction) -> ExportedProgram:
     """Exports a segment."""
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in FOREIGN_CALLS]
 
     def exported(inline: bool) -> bytes:
-        jitted = draft.jitted(inline)
-        platforms = [draft.layout.platform]
+        jitted = function.jitted(inline)
+        platforms = [function.layout.platform]
         try:
-            made = export.export(jitted, platforms=platforms, disabled_checks=checks)(*draft.types)
+            made = export.export(jitted, platforms=platforms, disabled_checks=checks)(
+                *function.types
+            )
             return bytes(made.serialize())
         except NotImplementedError as error:
             if "callback" not in str(error):
                 raise
             raise ConfigError(
-                f"{draft.name}, which runs {draft.line}, calls back into Python, which only this "
+                f"{function.name}, which runs {function.line}, calls back into Python, which only this "
                 "process can do: leave the callback out, or use --runtime local"
             ) from error
         except ValueError as error:
@@ -59,49 +61,49 @@ def ship(draft: Draft) -> Shipped:
                 raise
             names = ", ".join(sorted(set(_TARGET.findall(str(error))))) or "of another library"
             raise ConfigError(
-                f"{draft.name}, which runs {draft.line}, calls foreign functions ({names}) that "
+                f"{function.name}, which runs {function.line}, calls foreign functions ({names}) that "
                 "only this process knows: leave them out, or use --runtime local"
             ) from error
 
-    return Shipped(
+    return ExportedProgram(
         plain=exported(False),
         inlined=exported(True),
-        inputs=draft.inputs,
-        outputs=draft.outputs,
-        donated=draft.donated,
-        options=dict(draft.options),
-        name=draft.name,
-        line=draft.line,
-        expected=tuple(sorted(draft.expected)),
+        inputs=function.inputs,
+        outputs=function.outputs,
+        donated=function.donated,
+        options=dict(function.options),
+        name=function.name,
+        line=function.line,
+        expected=tuple(sorted(function.expected)),
     )
 
 
-def compile_shipped(shipped: Shipped, layout: Layout) -> Program:
+def compile_exported(exported: ExportedProgram, layout: Layout) -> Executable:
     """Compiles a program for where this process runs it."""
     for name, absent in FOREIGN_CALLS.items():
-        if name.encode() in shipped.plain and (reason := absent()):
+        if name.encode() in exported.plain and (reason := absent()):
             raise ConfigError(
-                f"{shipped.name} calls {name}, which this worker's machine does not have: {reason}"
+                f"{exported.name} calls {name}, which this worker's machine does not have: {reason}"
                 ". Or compute by XLA: --implementation discounted_sums=xla"
             )
 
     def lowered(inline: bool) -> Any:
-        loaded = export.deserialize(bytearray(shipped.inlined if inline else shipped.plain))
+        loaded = export.deserialize(bytearray(exported.inlined if inline else exported.plain))
         types = [
             jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
             for aval, sharding in zip(loaded.in_avals, _shardings(loaded, layout), strict=True)
         ]
-        return jax.jit(loaded.call, donate_argnums=shipped.donated).lower(*types)
+        return jax.jit(loaded.call, donate_argnums=exported.donated).lower(*types)
 
     call, computed = compile_safely(
-        lowered, dict(shipped.options) or None, frozenset(shipped.expected)
+        lowered, dict(exported.options) or None, frozenset(exported.expected)
     )
-    return Program(
+    return Executable(
         call=call,
-        inputs=shipped.inputs,
-        outputs=shipped.outputs,
-        name=shipped.name,
-        line=shipped.line,
+        inputs=exported.inputs,
+        outputs=exported.outputs,
+        name=exported.name,
+        line=exported.line,
         computed=computed,
     )
 

@@ -25,62 +25,71 @@ from fragflow.graph.ir import (
 )
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.remote.protocol.codec import Codec
-from fragflow.remote.protocol.exported import Shipped
+from fragflow.remote.protocol.exported import ExportedProgram
 from fragflow.remote.protocol.groups import Membership
 from fragflow.remote.protocol.recipes import Recipe
 from fragflow.remote.transport.endpoint import Address
-from fragflow.remote.transport.mailbox import LaneInfo
-from fragflow.runtime.drivers.codegen import Script
+from fragflow.remote.transport.mailbox import Route
+from fragflow.runtime.drivers.codegen import DriverSource
 from fragflow.runtime.drivers.traffic import Sent
-from fragflow.runtime.planning.instructions import Ask, Enter, Get, Keep, Put, Repeat, Run, Turn
-from fragflow.runtime.planning.out_of_order import Turns
-from fragflow.runtime.planning.plan import LoopPlan, Part
+from fragflow.runtime.planning.instructions import (
+    Ask,
+    Enter,
+    Get,
+    Keep,
+    Put,
+    Repeat,
+    Run,
+    RunOutOfOrder,
+)
+from fragflow.runtime.planning.out_of_order import OutOfOrderLoop
+from fragflow.runtime.planning.plan import FragmentPlan, LoopPlan
 from fragflow.runtime.planning.segments import HostCall, Segment
-from fragflow.runtime.programs.kernel_marks import Computed
+from fragflow.runtime.programs.kernel_scopes import Computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hosting:
+class OpenEnvironments:
     """Environments on the host that a process opens before anything else."""
 
     fragment: str
     environment: Recipe
     ids: tuple[int, ...]
-    in_turns: bool
+    one_by_one: bool
     path: tuple[str, ...]
     """where Python finds their modules"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duty:
+class FragmentJob:
     """One fragment's replica (or group of them) in a process."""
 
-    part: Part
+    part: FragmentPlan
     replicas: tuple[int, ...]
     devices: tuple[int, ...]
     """by their number on the fragment's platform"""
-    programs: tuple[Shipped, ...]
+    programs: tuple[ExportedProgram, ...]
     constants: Mapping[Value, Any]
     values: Mapping[Value, Any]
     """sources, and state by its names inside the training loop"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Job:
     """All that a process does in an iteration."""
 
     me: str
     fdg: FDG
-    script: Script | None
-    duties: tuple[Duty, ...]
-    lanes: tuple[LaneInfo, ...]
+    script: DriverSource | None
+    fragment_jobs: tuple[FragmentJob, ...]
+    routes: tuple[Route, ...]
     addresses: Mapping[str, Address]
     timeout_seconds: float
     incarnation: int = 0
     expendable: frozenset[str] = frozenset()
     """processes that are replaced when they are lost"""
     resume: Mapping[int, int] | None = None
-    """by lane, messages sent or taken before the iteration that a replacement begins with"""
+    """by route, messages sent or taken before the iteration that a replacement begins with"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +103,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ReplayPoint:
     """Where an expendable process stands after an iteration, so that another can go on."""
 
     iteration: int
@@ -102,7 +111,7 @@ class Mark:
     state: Mapping[str, Mapping[Value, Any]]
     """by fragment, what no other process knows"""
     counts: Mapping[int, int]
-    """by lane, messages sent or taken"""
+    """by route, messages sent or taken"""
     metrics: Mapping[str, Mapping[Value, Any]]
     sent: Sent
     """by this process, so far"""
@@ -111,26 +120,26 @@ class Mark:
 CODEC = Codec(
     [
         *(
-            Hosting,
+            OpenEnvironments,
             Membership,
-            Duty,
-            Order,
+            FragmentJob,
+            Job,
             Settled,
-            Mark,
+            ReplayPoint,
             Sent,
-            Shipped,
-            LaneInfo,
+            ExportedProgram,
+            Route,
             Address,
             Recipe,
         ),
         *(FDG, Program, Fragment, Extent, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
-        *(Kind, Tag, Part, LoopPlan, Segment, HostCall, Turns, Script),
-        *(Run, Ask, Keep, Turn, Put, Get, Enter, Repeat),
+        *(Kind, Tag, FragmentPlan, LoopPlan, Segment, HostCall, OutOfOrderLoop, DriverSource),
+        *(Run, Ask, Keep, RunOutOfOrder, Put, Get, Enter, Repeat),
     ]
 )
 
 
-def thin_graph(fdg: FDG, parts: Sequence[Part]) -> FDG:
+def thin_graph(fdg: FDG, parts: Sequence[FragmentPlan]) -> FDG:
     """The graph as workers of `parts` need it: interfaces, no programs."""
     names = {part.fragment.name for part in parts}
     used = _values_of(fdg, parts)
@@ -167,9 +176,9 @@ def thin_graph(fdg: FDG, parts: Sequence[Part]) -> FDG:
     )
 
 
-def thin_part(part: Part) -> Part:
+def thin_part(part: FragmentPlan) -> FragmentPlan:
     """A fragment's plan without what its programs were compiled from."""
-    wanted = {v for turns in part.turns for v in turns.inputs}
+    wanted = {v for out_of_order in part.out_of_order for v in out_of_order.inputs}
     fragment = replace(
         part.fragment,
         constants=tuple(c for c in part.fragment.constants if c.output in wanted),
@@ -180,14 +189,14 @@ def thin_part(part: Part) -> Part:
         fragment=fragment,
         segments=tuple(_thin_segment(s) for s in part.segments),
         packed_avals={},
-        turns=tuple(
+        out_of_order=tuple(
             replace(
-                turns,
-                loop=_thin_loop(turns.loop),
-                before=_thin_segment(turns.before),
-                after=_thin_segment(turns.after),
+                out_of_order,
+                loop=_thin_loop(out_of_order.loop),
+                before=_thin_segment(out_of_order.before),
+                after=_thin_segment(out_of_order.after),
             )
-            for turns in part.turns
+            for out_of_order in part.out_of_order
         ),
     )
 
@@ -200,11 +209,11 @@ def _thin_segment(segment: Segment) -> Segment:
     return replace(segment, nodes=())
 
 
-def _values_of(fdg: FDG, parts: Sequence[Part]) -> set[Value]:
+def _values_of(fdg: FDG, parts: Sequence[FragmentPlan]) -> set[Value]:
     """Values whose kinds a worker asks for."""
     used = {p.value for t in fdg.transfers for p in t.parcels}
     for part in parts:
         used |= {c.inside for c in part.fragment.loop.carries}
         used |= {c.output for c in part.fragment.constants}
-        used |= {v for turns in part.turns for v in turns.inputs}
+        used |= {v for out_of_order in part.out_of_order for v in out_of_order.inputs}
     return used | set(fdg.program.sources.values())

@@ -11,7 +11,7 @@ import zmq
 from fragflow import errors
 from fragflow.blame import Elsewhere
 from fragflow.errors import FragflowError, RunError
-from fragflow.remote.protocol.control import BEAT_SECONDS, Line
+from fragflow.remote.protocol.control import BEAT_SECONDS, ControlChannel
 from fragflow.remote.protocol.versions import refuse_other
 from fragflow.remote.transport.endpoint import Address
 from fragflow.remote.transport.mailbox import POLL_MILLISECONDS
@@ -29,7 +29,7 @@ class WorkerLost(RunError):
     """A worker's process has died, or gives no sign of life."""
 
 
-class Handle(Protocol):
+class ProcessHandle(Protocol):
     """The launcher's handle on a process it started: exit status, last output, termination."""
 
     def how_it_ended(self) -> str | None:
@@ -51,17 +51,17 @@ class RemoteProcess:
     address: Address
     """where it receives messages; known once it has greeted"""
 
-    def __init__(self, name: str, line: Line, handle: Handle):
+    def __init__(self, name: str, line: ControlChannel, handle: ProcessHandle):
         self.name = name
         self.is_closing = False
         self._errands: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._line = line
+        self._control = line
         self._handle = handle
         self._lock = threading.Lock()
         self._last_error: Mapping[str, str] | None = None
         """what it said before it ended, while nobody listened"""
 
-    def greet(self, deadline: float) -> None:
+    def wait_ready(self, deadline: float) -> None:
         """Waits for it to be ready; refuses one of another version."""
         with self._lock:
             word, (theirs, self.address) = self._answer(deadline)
@@ -69,7 +69,7 @@ class RemoteProcess:
         refuse_other(theirs, f"worker process {self.name}")
 
     def call(
-        self, word: str, content: Any = None, on_mark: Callable[[Any], None] | None = None
+        self, word: str, content: Any = None, on_point: Callable[[Any], None] | None = None
     ) -> Any:
         """Has the process do something, and returns what comes of it.
 
@@ -78,11 +78,11 @@ class RemoteProcess:
         try:
             with self._lock:
                 self.begin(word, content)
-                return self.finish(on_mark)
+                return self.finish(on_point)
         finally:
             self._run_errands_if_idle()
 
-    def errand(self, word: str, content: Any) -> None:
+    def notify(self, word: str, content: Any) -> None:
         """Tells the process something, from any thread; it does not answer."""
         self._errands.put((word, content))
         self._run_errands_if_idle()
@@ -92,10 +92,10 @@ class RemoteProcess:
         self._run_errands()
         self._say(word, content)
 
-    def finish(self, on_mark: Callable[[Any], None] | None = None) -> Any:
+    def finish(self, on_point: Callable[[Any], None] | None = None) -> Any:
         answer, result = self._answer()
-        while answer == "mark" and on_mark is not None:
-            on_mark(result)
+        while answer == "replay point" and on_point is not None:
+            on_point(result)
             answer, result = self._answer()
         if answer == "failed":
             raise _retold(result)
@@ -115,7 +115,7 @@ class RemoteProcess:
     def reap(self, deadline: float) -> None:
         """Waits for its end, or makes it."""
         self._handle.end(deadline)
-        self._line.close()
+        self._control.close()
 
     def _answer(self, deadline: float | None = None) -> tuple[str, Any]:
         """The next answer; an error if the process dies, or gives no sign of life.
@@ -127,7 +127,7 @@ class RemoteProcess:
         while True:
             if deadline is None:
                 self._run_errands()  # who starts does not listen yet
-            message = self._line.hear(POLL_MILLISECONDS)
+            message = self._control.hear(POLL_MILLISECONDS)
             now = time.monotonic()
             # If we were stopped ourselves (Ctrl-Z), nobody has listened meanwhile.
             silence, before = silence + min(now - before, BEAT_SECONDS), now
@@ -135,7 +135,7 @@ class RemoteProcess:
                 silence = 0.0
                 if message[0] != "beat":
                     return message
-            self._check_alive(self._line.is_silent())
+            self._check_alive(self._control.is_silent())
             if deadline is not None and now > deadline:
                 raise RunError(
                     f"worker process {self.name} did not start within {START_SECONDS:.0f} seconds"
@@ -170,7 +170,7 @@ class RemoteProcess:
     def _say(self, word: str, content: Any = None) -> None:
         self._check_alive()
         try:
-            self._line.say(word, content)
+            self._control.say(word, content)
         except zmq.Again:
             self._check_alive()  # it may have ended meanwhile, and have said why
             raise WorkerLost(f"worker process {self.name} does not listen") from None
@@ -184,7 +184,7 @@ class RemoteProcess:
     def _check_alive(self, is_silent: bool = True) -> None:
         loss = self.loss
         if loss is not None and is_silent:
-            while self._last_error is None and (heard := self._line.hear(0)) is not None:
+            while self._last_error is None and (heard := self._control.hear(0)) is not None:
                 self._last_error = heard[1] if heard[0] == "failed" else None
             raise WorkerLost(loss) if self._last_error is None else _retold(self._last_error)
 

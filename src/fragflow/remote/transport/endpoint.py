@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from fragflow.errors import RunError
-from fragflow.remote.transport.unix_socket import Inbox
+from fragflow.remote.transport.unix_socket import UnixReceiver
 
 CAPACITY = 64
 """messages that may wait in a socket of the network before its sender does"""
@@ -25,7 +25,7 @@ class Address:
 
     path: str | None = None
     """of a Unix socket, for processes of the same host"""
-    slabs: str | None = None
+    shared_memory: str | None = None
     """a directory of shared memory, for processes of the same host"""
     host: str = ""
     endpoint: str | None = None
@@ -38,7 +38,10 @@ class Address:
         return self.path is not None and self.host == other.host
 
     def shares_memory_with(self, other: "Address") -> bool:
-        return self.slabs is not None and (self.slabs, self.host) == (other.slabs, other.host)
+        return self.shared_memory is not None and (self.shared_memory, self.host) == (
+            other.shared_memory,
+            other.host,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +55,20 @@ class Network:
     """0: any that is free"""
 
 
-class Door:
+class Endpoint:
     """Where a process receives messages. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self.context = zmq.Context(io_threads=1)
         self.keys: Keys = zmq.curve_keypair()
-        self._near: Inbox | None = None
+        self._near: UnixReceiver | None = None
         self._far: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
         self._watched: set[int] = set()
 
     def bind_path(self, path: str) -> None:
         """Receives messages of this host."""
-        self._near = Inbox(path)
+        self._near = UnixReceiver(path)
 
     def bind_network(self, network: Network, is_encrypted: bool = True) -> str:
         """Receives messages from other hosts; at which endpoint."""
@@ -104,7 +107,7 @@ class Door:
         self.context.term()
 
 
-class NetworkOutlet:
+class TcpSender:
     """Sends to a process of another host."""
 
     def __init__(self, context: "zmq.Context[Any]", address: Address):
@@ -127,17 +130,17 @@ class NetworkOutlet:
         self._socket.close(linger=0)
 
 
-def open_door(
+def open_endpoint(
     directory: Path, label: str, host: str = "", network: Network | None = None
-) -> tuple[Door, Address]:
-    """The door of a process, and its address."""
-    door = Door()
-    address = Address(path=f"{directory}/{label}", slabs=str(directory), host=host)
-    door.bind_path(f"{directory}/{label}")
+) -> tuple[Endpoint, Address]:
+    """The endpoint of a process, and its address."""
+    endpoint = Endpoint()
+    address = Address(path=f"{directory}/{label}", shared_memory=str(directory), host=host)
+    endpoint.bind_path(f"{directory}/{label}")
     if network is not None:
-        endpoint = door.bind_network(network)
-        address = replace(address, endpoint=endpoint, public_key=door.keys[0].decode())
-    return door, address
+        endpoint = endpoint.bind_network(network)
+        address = replace(address, endpoint=endpoint, public_key=endpoint.keys[0].decode())
+    return endpoint, address
 
 
 def curve_server(socket: "zmq.Socket[bytes]", keys: Keys) -> None:

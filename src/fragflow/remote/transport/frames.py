@@ -34,7 +34,7 @@ Types = tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
 class Header(NamedTuple):
     """Whose message it is, and which."""
 
-    lane: int
+    route: int
     incarnation: int
     """of its sender: how often that was replaced"""
     sequence: int
@@ -42,9 +42,9 @@ class Header(NamedTuple):
     """shape and type of each array; None for one that does not come from here"""
 
 
-def pack(lane: int, incarnation: int, sequence: int, types: Types) -> bytes:
+def pack(route: int, incarnation: int, sequence: int, types: Types) -> bytes:
     """The header of a message."""
-    return _HEAD.pack(MAGIC, lane, incarnation, sequence, len(types)) + _packed(types)
+    return _HEAD.pack(MAGIC, route, incarnation, sequence, len(types)) + _packed(types)
 
 
 def types_of(arrays: Sequence[np.ndarray | None]) -> Types:
@@ -54,16 +54,16 @@ def types_of(arrays: Sequence[np.ndarray | None]) -> Types:
 def unpack(head: bytes | memoryview) -> Header:
     """Reads a header; RunError if it is none."""
     try:
-        magic, lane, incarnation, sequence, count = _HEAD.unpack_from(head, 0)
+        magic, route, incarnation, sequence, count = _HEAD.unpack_from(head, 0)
         if magic != MAGIC:
             raise RunError("a message does not begin like one of fragflow's")
         types = _unpacked(count, bytes(head[_HEAD.size :]))
     except (struct.error, IndexError) as error:
         raise RunError(f"a message has a broken header: {error}") from None
-    return Header(lane, incarnation, sequence, types)
+    return Header(route, incarnation, sequence, types)
 
 
-# All messages of a lane are alike: most are packed and unpacked as before.
+# All messages of a route are alike: most are packed and unpacked as before.
 
 
 @functools.lru_cache(maxsize=4096)

@@ -13,10 +13,10 @@ from fragflow.errors import RunError
 SLOTS = 3
 """one being read, one waiting, one being written"""
 _ALIGNMENT = 64
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
+_MIN_PAUSE, _MAX_PAUSE = 20e-6, 1e-3
 
 
-class Slab:
+class SharedSlots:
     """Slots in a file that both processes map. Its first word counts what the reader has taken."""
 
     def __init__(self, memory: mmap.mmap, slot_bytes: int):
@@ -25,23 +25,23 @@ class Slab:
         self._done = np.frombuffer(memory, np.uint64, 1)
 
     @classmethod
-    def create(cls, path: Path, message_bytes: int, first: int = 0) -> "Slab":
+    def create(cls, path: Path, message_bytes: int, first: int = 0) -> "SharedSlots":
         """Makes a new file, which nobody else may have, for messages from number `first` on."""
         slot = -(-message_bytes // _ALIGNMENT) * _ALIGNMENT
         size = _ALIGNMENT + SLOTS * slot
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)  # rather an error here than a signal later
-            slab = cls(mmap.mmap(descriptor, size), slot)
-            slab._done[0] = first  # who takes the place of a lost process does not begin with 0
-            return slab
+            slots = cls(mmap.mmap(descriptor, size), slot)
+            slots._done[0] = first  # who takes the place of a lost process does not begin with 0
+            return slots
         except OSError as error:
             raise RunError(f"no room for {size:,} bytes of shared memory: {error}") from error
         finally:
             os.close(descriptor)
 
     @classmethod
-    def open(cls, path: Path) -> "Slab":
+    def open(cls, path: Path) -> "SharedSlots":
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             size = os.fstat(descriptor).st_size
@@ -81,7 +81,7 @@ class Slab:
     def _await_room(
         self, number: int, timeout_seconds: float, meanwhile: Callable[[], None]
     ) -> None:
-        deadline, pause = time.monotonic() + timeout_seconds, _SHORTEST_PAUSE
+        deadline, pause = time.monotonic() + timeout_seconds, _MIN_PAUSE
         while number - int(self._done[0]) >= SLOTS:
             if time.monotonic() > deadline:
                 raise RunError(
@@ -90,4 +90,4 @@ class Slab:
                 )
             meanwhile()
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)

@@ -16,8 +16,8 @@ from typing import Any
 from fragflow.errors import RunError
 
 _COUNT = struct.Struct("<I")
-MOST_FRAMES = 1 << 16
-MOST_BYTES = 1 << 40
+MAX_FRAMES = 1 << 16
+MAX_BYTES = 1 << 40
 """of one message; more is a sign of something else"""
 ROOM = 1 << 17
 """bytes that are read at once; a larger message gets a place of its own"""
@@ -30,7 +30,7 @@ _PADDING = memoryview(bytes(ALIGNMENT))
 Frames = list[memoryview]
 
 
-class Inbox:
+class UnixReceiver:
     """Receives from any number of processes. Used by one thread at a time."""
 
     def __init__(self, path: str):
@@ -142,13 +142,13 @@ def _lengths(data: memoryview) -> tuple[Sequence[int], int] | None:
     if len(data) < _COUNT.size:
         return None
     (count,) = _COUNT.unpack_from(data)
-    if count > MOST_FRAMES:
+    if count > MAX_FRAMES:
         raise RunError(f"a message announces {count} frames: it is none of fragflow's")
     size = _COUNT.size + 8 * count
     if len(data) < size:
         return None
     lengths = struct.unpack_from(f"<{count}Q", data, _COUNT.size)
-    if sum(lengths) > MOST_BYTES:
+    if sum(lengths) > MAX_BYTES:
         raise RunError(f"a message announces {sum(lengths)} bytes: it is none of fragflow's")
     return lengths, size
 
@@ -165,7 +165,7 @@ def _padded(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-class Outlet:
+class UnixSender:
     """Sends to one process. A message may go out in pieces; `flush` says when it has."""
 
     def __init__(self, path: str):

@@ -27,19 +27,19 @@ from fragflow._jax import REPLICA_AXIS
 from fragflow.api.host import Host
 from fragflow.blame import has_story, judged, story_of
 from fragflow.graph.replicas.kinds import UNIFORM
-from fragflow.remote.protocol.control import BEAT_SECONDS, Line
-from fragflow.remote.protocol.exported import compile_shipped
+from fragflow.remote.protocol.control import BEAT_SECONDS, ControlChannel
+from fragflow.remote.protocol.exported import compile_exported
 from fragflow.remote.protocol.groups import Membership, free_endpoint, join
-from fragflow.remote.protocol.jobs import CODEC, Duty, Hosting, Order, Settled
+from fragflow.remote.protocol.jobs import CODEC, FragmentJob, Job, OpenEnvironments, Settled
 from fragflow.remote.protocol.recipes import make
 from fragflow.remote.protocol.versions import versions
-from fragflow.remote.transport.endpoint import Address, Door, Network, open_door
+from fragflow.remote.transport.endpoint import Address, Endpoint, Network, open_endpoint
 from fragflow.remote.transport.frames import arrays_of
-from fragflow.remote.transport.mailbox import POLL_MILLISECONDS, Moves, Post
-from fragflow.remote.worker.checkpoints import Marker
-from fragflow.runtime.asynchrony.server_queue import Desk, Hand
+from fragflow.remote.transport.mailbox import POLL_MILLISECONDS, Moves, SocketChannels
+from fragflow.remote.worker.replay_points import ReplayPoints
+from fragflow.runtime.asynchrony.server_queue import AsyncWorker, SlotChannels
 from fragflow.runtime.drivers.channels import Closed
-from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.hosts.pool import HostPool
@@ -53,15 +53,15 @@ PATIENCE_SECONDS = 3.0
 class WorkerProcess:
     """Carries out requests, one after the other, in a thread of its own."""
 
-    def __init__(self, door: Door, network: Network) -> None:
-        self._door = door
+    def __init__(self, endpoint: Endpoint, network: Network) -> None:
+        self._endpoint = endpoint
         self._network = network
         self.pools: dict[str, HostPool] = {}
-        self.post: Post | None = None
-        self.crew: Crew | None = None
-        self.hand: Hand | None = None
+        self.channels: SocketChannels | None = None
+        self.driver: Driver | None = None
+        self.async_worker: AsyncWorker | None = None
         self.timeout_seconds = 120.0
-        self.marker: Marker | None = None
+        self.replay_points: ReplayPoints | None = None
         self._moves: Moves = queue.SimpleQueue()
         self._is_member = False
         """of a group of processes, whose devices it sees too"""
@@ -77,17 +77,17 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Ends what waits for messages."""
-        if self.post is not None:
-            self.post.is_closed = True
+        if self.channels is not None:
+            self.channels.is_closed = True
 
     def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
         """A process that we exchange messages with was replaced, perhaps while we started."""
         self._moves.put((target, address, counts))
 
     def forget(self, counts: Mapping[int, int]) -> None:
-        """By lane, messages that no replacement of ours will ask for again."""
-        if self.marker is not None:
-            self.marker.forget(counts)
+        """By route, messages that no replacement of ours will ask for again."""
+        if self.replay_points is not None:
+            self.replay_points.forget(counts)
 
     def stuck(self) -> dict[str, str] | None:
         """An error if environments do not answer."""
@@ -109,9 +109,9 @@ class WorkerProcess:
         methods: dict[str, Callable[[Any], Any]] = {
             "endpoint": lambda _: free_endpoint(self._network),
             "join": self._join,
-            "host": self._host,
+            "open": self._host,
             "ask": self._ask,
-            "order": self._order,
+            "job": self._job,
             "preload": self._preload,
             "run": self._run,
             "work": self._work_once,
@@ -126,15 +126,15 @@ class WorkerProcess:
             except BaseException as error:  # whatever it is, the coordinator must hear of it
                 traceback.print_exc()  # for the process's log
                 self._answer("failed", self._failure(error))
-        if self.post is not None:
-            self.post.close()
+        if self.channels is not None:
+            self.channels.close()
 
     def _next_request(self) -> tuple[str, Any] | None:
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._requests.get(timeout=POLL_MILLISECONDS / 1000)
-            if self.post is not None:
-                self.post.idle()
+            if self.channels is not None:
+                self.channels.idle()
 
     def answers(self) -> Iterator[tuple[str, Any]]:
         """What has been done since."""
@@ -147,44 +147,44 @@ class WorkerProcess:
         os.write(self._rope, b".")
 
     def _failure(self, error: BaseException) -> dict[str, str]:
-        return _told(error if self.crew is None else self.crew.error(error))
+        return _told(error if self.driver is None else self.driver.error(error))
 
     def _join(self, membership: Membership) -> None:
         join(membership, self._network)
         self._is_member = True
 
-    def _host(self, hosting: Hosting) -> None:
-        sys.path.extend(path for path in hosting.path if path not in sys.path)
-        host = Host(make(hosting.environment))
-        self.pools[hosting.fragment] = HostPool(host, hosting.ids, in_turns=hosting.in_turns)
+    def _host(self, opening: OpenEnvironments) -> None:
+        sys.path.extend(path for path in opening.path if path not in sys.path)
+        host = Host(make(opening.environment))
+        self.pools[opening.fragment] = HostPool(host, opening.ids, one_by_one=opening.one_by_one)
 
     def _ask(self, content: tuple[str, str, list[Any]]) -> list[np.ndarray]:
         fragment, method, arguments = content
         return [np.asarray(a) for a in self.pools[fragment].call(method, *arguments)]
 
-    def _order(self, order: Order) -> dict[str, Settled]:
+    def _job(self, job: Job) -> dict[str, Settled]:
         """Answers what has become of each worker."""
-        self.timeout_seconds = order.timeout_seconds
+        self.timeout_seconds = job.timeout_seconds
         channels: Any
-        if order.fdg.server is None:
-            channels = self.post = Post(
-                order.me,
-                self._door,
-                order.addresses,
-                order.lanes,
-                order.timeout_seconds + PATIENCE_SECONDS,
-                order.incarnation,
-                expendable=order.expendable,
+        if job.fdg.server is None:
+            channels = self.channels = SocketChannels(
+                job.me,
+                self._endpoint,
+                job.addresses,
+                job.routes,
+                job.timeout_seconds + PATIENCE_SECONDS,
+                job.incarnation,
+                expendable=job.expendable,
                 moves=self._moves,
             )
         else:
-            channels = Desk()
-        workers = [self._worker(order, duty, channels) for duty in order.duties]
-        self.crew = Crew(workers, order.script)
-        if self.post is not None and order.me in order.expendable:
-            self.marker = Marker(order, self.crew, self.post, self._answer)
-        if order.fdg.server is not None:
-            self.hand = Hand(order.fdg, self.crew, channels)
+            channels = SlotChannels()
+        workers = [self._worker(job, fragment_job, channels) for fragment_job in job.fragment_jobs]
+        self.driver = Driver(workers, job.script)
+        if self.channels is not None and job.me in job.expendable:
+            self.replay_points = ReplayPoints(job, self.driver, self.channels, self._answer)
+        if job.fdg.server is not None:
+            self.async_worker = AsyncWorker(job.fdg, self.driver, channels)
         return {
             worker.name: Settled(
                 computed=worker.computed,
@@ -194,26 +194,26 @@ class WorkerProcess:
             for worker in workers
         }
 
-    def _worker(self, order: Order, duty: Duty, channels: Any) -> Worker:
-        fragment = duty.part.fragment
+    def _worker(self, job: Job, fragment_job: FragmentJob, channels: Any) -> Worker:
+        fragment = fragment_job.part.fragment
         available = jax.devices(fragment.device)
-        devices = available if self._is_member else [available[k] for k in duty.devices]
+        devices = available if self._is_member else [available[k] for k in fragment_job.devices]
         layout: Layout = (
             Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))
             if fragment.group
             else OneDevice(device=devices[0])
         )
-        kinds = order.fdg.kinds[fragment.name]
-        values = {v: layout.place(array, UNIFORM) for v, array in duty.constants.items()}
-        values |= {v: layout.place(a, kind_of(v, kinds)) for v, a in duty.values.items()}
+        kinds = job.fdg.kinds[fragment.name]
+        values = {v: layout.place(array, UNIFORM) for v, array in fragment_job.constants.items()}
+        values |= {v: layout.place(a, kind_of(v, kinds)) for v, a in fragment_job.values.items()}
         for carry in fragment.loop.carries:
             values[carry.init] = values[carry.inside]
         return Worker(
-            order.fdg,
-            duty.part,
-            duty.replicas,
+            job.fdg,
+            fragment_job.part,
+            fragment_job.replicas,
             layout,
-            [compile_shipped(program, layout) for program in duty.programs],
+            [compile_exported(program, layout) for program in fragment_job.programs],
             values,
             channels,
             self.pools.get(fragment.name),
@@ -221,38 +221,38 @@ class WorkerProcess:
 
     def _preload(self, content: tuple[str, int, int, list[Any]]) -> None:
         message, sender, receiver, payload = content
-        assert self.post is not None
-        self.post.open(message, sender, receiver).put(payload)
+        assert self.channels is not None
+        self.channels.open(message, sender, receiver).put(payload)
 
     def _run(self, content: tuple[int, int]) -> tuple[dict[str, Any], Sent]:
-        assert self.crew is not None
-        if self.marker is not None:
-            self.marker.run(*content)
+        assert self.driver is not None
+        if self.replay_points is not None:
+            self.replay_points.run(*content)
             return {}, self._sent()
-        metrics = self.crew.run(*content)
+        metrics = self.driver.run(*content)
         return {worker.name: found for worker, found in metrics.items()}, self._sent()
 
     def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
-        assert self.hand is not None
-        metrics, payloads = self.hand.work(*content)
+        assert self.async_worker is not None
+        metrics, payloads = self.async_worker.work(*content)
         told = {name: arrays_of(payload) for name, payload in payloads.items()}
         return dict(metrics), told, self._sent()
 
     def _state(self, _content: None) -> tuple[dict[str, Any], Sent]:
-        assert self.crew is not None
+        assert self.driver is not None
         state = {
             name: {value: on_host(array) for value, array in worker.state().items()}
-            for name, worker in self.crew.workers.items()
+            for name, worker in self.driver.workers.items()
         }
         return state, self._sent()
 
     def _sent(self) -> Sent:
         """By this process, so far."""
-        if self.hand is not None:
-            return self.hand.sent
-        assert self.crew is not None
-        assert self.post is not None
-        return together([self.post.sent, self.crew.sent])
+        if self.async_worker is not None:
+            return self.async_worker.sent
+        assert self.driver is not None
+        assert self.channels is not None
+        return together([self.channels.sent, self.driver.sent])
 
 
 def _told(error: BaseException) -> dict[str, str]:
@@ -264,12 +264,16 @@ def _told(error: BaseException) -> dict[str, str]:
 
 
 def serve(
-    line: Line, door: Door, address: Address, network: Network, is_orphan: Callable[[], bool]
+    line: ControlChannel,
+    endpoint: Endpoint,
+    address: Address,
+    network: Network,
+    is_orphan: Callable[[], bool],
 ) -> bool:
     """Listens until the coordinator says goodbye; False if it is gone without."""
     if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "False":
         compute_in_calling_thread()  # of its variables, JAX does not read this one
-    worker = WorkerProcess(door, network)
+    worker = WorkerProcess(endpoint, network)
     try:
         line.say("ready", (versions(), address))
         while not is_orphan():
@@ -290,7 +294,7 @@ def serve(
     return False
 
 
-def _listen(line: Line, worker: WorkerProcess, until: float) -> bool:
+def _listen(line: ControlChannel, worker: WorkerProcess, until: float) -> bool:
     """Does what the coordinator says for a while; False when it says that this is the end."""
     while time.monotonic() < until:
         heard = line.hear(POLL_MILLISECONDS, worker.bell)
@@ -315,11 +319,11 @@ def main(endpoint: str, directory: str, label: str, parent: str) -> None:
     """A process of one machine, which ends with the process that started it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # such as a scheduler's, to all of a job
         signal.signal(number, signal.SIG_IGN)  # the coordinator ends a run in good order
-    line = Line(zmq.Context(), CODEC)
+    line = ControlChannel(zmq.Context(), CODEC)
     line.connect(endpoint)
-    door, address = open_door(Path(directory), label)
+    endpoint, address = open_endpoint(Path(directory), label)
     network = Network(interface="127.0.0.1")
-    if not serve(line, door, address, network, is_orphan=lambda: os.getppid() != int(parent)):
+    if not serve(line, endpoint, address, network, is_orphan=lambda: os.getppid() != int(parent)):
         # The coordinator was killed: nobody else clears up.
         shutil.rmtree(directory, ignore_errors=True)
         os._exit(1)

@@ -16,10 +16,15 @@ import numpy as np
 from fragflow.errors import RunError
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.replicas.kinds import Kind, Tag
-from fragflow.runtime.asynchrony.server_queue import Desk, Hand, Letter, Office
+from fragflow.runtime.asynchrony.server_queue import (
+    AsyncWorker,
+    ServerQueue,
+    SlotChannels,
+    Submission,
+)
 from fragflow.runtime.drivers.channels import Closed
 from fragflow.runtime.drivers.codegen import write
-from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.threads import POLL_SECONDS, Streams
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics, Worker
@@ -58,7 +63,7 @@ class AsyncRuntime:
         self._pools = pools or {}
         self._stall_timeout_seconds = stall_timeout_seconds
         self._count = workers
-        self._office = Office(workers, bound, ahead)
+        self._queue = ServerQueue(workers, bound, ahead)
         plan = make_plan(fdg)
         self._assembly = Assembly(
             fdg,
@@ -69,22 +74,22 @@ class AsyncRuntime:
             implementations=implementations,
             progress=progress,
         )
-        self._hands: list[Any] = self._start(plan)
-        self._desk = Desk()
-        self._server = self._worker(fdg.server, 0, self._desk)
-        self._server_crew = Crew([self._server], write(fdg, plan, [fdg.server]))
+        self._async_process_specs: list[Any] = self._start(plan)
+        self._slot_channels = SlotChannels()
+        self._server = self._worker(fdg.server, 0, self._slot_channels)
+        self._server_driver = Driver([self._server], write(fdg, plan, [fdg.server]))
         self._kept_by_sender = self._server_rows()
         self.num_programs = self._assembly.num_programs
         self.picks = self._assembly.picks
         self.total_iterations = int(sources["total_iterations"])
-        self._letters: list[dict[int, tuple[Metrics, int]]] = [{} for _ in range(workers)]
-        """by worker and iteration, what the server made of a letter, and its lag"""
+        self._submissions: list[dict[int, tuple[Metrics, int]]] = [{} for _ in range(workers)]
+        """by worker and iteration, what the server made of a submission, and its lag"""
         self._failure: tuple[Any, BaseException] | None = None
         self._lock = threading.Lock()
         self._streams = Streams(
             [f"worker {w}" for w in range(workers)],
             [lambda index, w=w: self._work(w, index) for w in range(workers)],
-            lambda w, error: self._fail(self._hands[w], error),
+            lambda w, error: self._fail(self._async_process_specs[w], error),
         )
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
         self._thread.start()
@@ -92,11 +97,11 @@ class AsyncRuntime:
     @property
     def sent(self) -> Sent:
         """What workers have handed in, and the answers that they were given."""
-        return together(hand.sent for hand in self._hands)
+        return together(hand.sent for hand in self._async_process_specs)
 
     @property
     def devices(self) -> Devices:
-        workers = [worker for hand in self._hands for worker in hand.workers.values()]
+        workers = [worker for hand in self._async_process_specs for worker in hand.workers.values()]
         return devices_of([*workers, self._server])
 
     def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
@@ -122,7 +127,7 @@ class AsyncRuntime:
             else:
                 parts = [
                     worker.state()[name]
-                    for hand in self._hands
+                    for hand in self._async_process_specs
                     for worker in hand.workers.values()
                     if name in worker.state()
                 ]
@@ -133,7 +138,7 @@ class AsyncRuntime:
 
     def close(self) -> None:
         """Ends all threads."""
-        self._office.close()
+        self._queue.close()
         self._streams.close(GRACE_SECONDS)
         self._thread.join(GRACE_SECONDS)
         close_pools(self._pools)
@@ -144,9 +149,9 @@ class AsyncRuntime:
         script = write(self.fdg, plan, team)
         hands = []
         for w in range(self._count):
-            desk = Desk()
-            crew = Crew([self._worker(name, w, desk) for name in team], script)
-            hands.append(Hand(self.fdg, crew, desk))
+            slot_channels = SlotChannels()
+            driver = Driver([self._worker(name, w, slot_channels) for name in team], script)
+            hands.append(AsyncWorker(self.fdg, driver, slot_channels))
         return hands
 
     def _worker(self, name: str, index: int, channels: Any) -> Worker:
@@ -181,35 +186,35 @@ class AsyncRuntime:
 
     def _work(self, w: int, index: int) -> Mapping[str, Metrics]:
         """One iteration of a worker, with the newest parameters."""
-        answers = self._office.begin(w)
-        metrics, payloads = self._hands[w].work(index, answers)
-        self._office.post(Letter(worker=w, iteration=index, payloads=payloads))
+        answers = self._queue.begin(w)
+        metrics, payloads = self._async_process_specs[w].work(index, answers)
+        self._queue.post(Submission(worker=w, iteration=index, payloads=payloads))
         return metrics
 
     def _serve(self) -> None:
         try:
             while True:
-                letter = self._office.take()
-                kept = self._kept_by_sender[letter.worker]
+                submission = self._queue.take()
+                kept = self._kept_by_sender[submission.worker]
                 self._server.values.update(kept)
-                self._desk.lay(letter.payloads)
-                metrics = self._server_crew.run(letter.iteration, 1)[self._server]
+                self._slot_channels.lay(submission.payloads)
+                metrics = self._server_driver.run(submission.iteration, 1)[self._server]
                 kept.update({name: self._server.values[name] for name in kept})
                 # Before the answer: then it counts as handled, and is looked for.
-                made = (metrics, self._office.lag(letter))
-                self._letters[letter.worker][letter.iteration] = made
-                self._office.answer(letter, self._desk.answers())
+                made = (metrics, self._queue.lag(submission))
+                self._submissions[submission.worker][submission.iteration] = made
+                self._queue.answer(submission, self._slot_channels.answers())
         except Closed:
             pass
         except BaseException as error:  # whatever it is, the run must hear of it
-            self._fail(self._server_crew, error)
+            self._fail(self._server_driver, error)
 
-    def _fail(self, crew: Any, error: BaseException) -> None:
-        """`crew` is where the error occurred."""
+    def _fail(self, driver: Any, error: BaseException) -> None:
+        """`driver` is where the error occurred."""
         with self._lock:
             if self._failure is None and not isinstance(error, Closed):
-                self._failure = (crew, error)
-        self._office.close()
+                self._failure = (driver, error)
+        self._queue.close()
 
     def _rows(self, start: int, end: int) -> list[dict[str, np.ndarray]]:
         self._await(end)
@@ -217,29 +222,29 @@ class AsyncRuntime:
 
     def _await(self, end: int) -> None:
         before, since = -1, time.monotonic()
-        while not (self._office.have_handled(end, POLL_SECONDS) and self._streams.have_made(end)):
-            for hand in self._hands:
+        while not (self._queue.have_handled(end, POLL_SECONDS) and self._streams.have_made(end)):
+            for hand in self._async_process_specs:
                 for worker in hand.workers.values():
                     stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
                     if stuck:
                         self._fail(hand, stuck)
             if self._failure is not None:
-                crew, cause = self._failure
-                raise crew.error(cause)
-            handled = sum(self._office.handled)
+                driver, cause = self._failure
+                raise driver.error(cause)
+            handled = sum(self._queue.handled)
             if handled != before:
                 before, since = handled, time.monotonic()
             elif time.monotonic() - since > self._stall_timeout_seconds:
-                slowest = min(range(self._count), key=lambda w: self._office.handled[w])
+                slowest = min(range(self._count), key=lambda w: self._queue.handled[w])
                 raise RunError(
                     f"no message was handled for {self._stall_timeout_seconds:.0f} seconds: worker "
                     f"{slowest} or the server is stuck at iteration "
-                    f"{self._office.handled[slowest]}"
+                    f"{self._queue.handled[slowest]}"
                 )
 
     def _row(self, index: int) -> dict[str, np.ndarray]:
         made = [results.pop(index) for results in self._streams.results]
-        served = [letters.pop(index) for letters in self._letters]
+        served = [submissions.pop(index) for submissions in self._submissions]
         row: dict[str, np.ndarray] = {}
         for stack in self.fdg.program.loop.stacks:
             parts = [

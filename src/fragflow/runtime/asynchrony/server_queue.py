@@ -8,13 +8,13 @@ from typing import Any
 from fragflow.graph.ir import FDG, Transfer
 from fragflow.runtime.asynchrony.ledger import Ledger
 from fragflow.runtime.drivers.channels import Closed, Payload
-from fragflow.runtime.drivers.driver import Crew
+from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class Submission:
     """All that a worker sends in one iteration."""
 
     worker: int
@@ -23,67 +23,69 @@ class Letter:
     """by message"""
 
 
-class Office:
+class ServerQueue:
     """The queue between asynchronous workers and their server, shared by all threads.
 
-    It is bounded: a worker blocks while its letters are unhandled.
+    It is bounded: a worker blocks while its submissions are unhandled.
     """
 
     def __init__(self, workers: int, bound: int, ahead: int):
         self.handled = [0] * workers
-        """letters of each worker that were handled"""
+        """submissions of each worker that were handled"""
         self.newest: Mapping[str, Payload] | None = None
         """what the server answered last; None before its first answer"""
-        self._posted = [0] * workers
+        self._submitted = [0] * workers
         self._ahead = ahead
-        self._waiting: list[Letter] = []
+        self._waiting: list[Submission] = []
         self._ledger = Ledger(bound=bound)
         self._is_closed = False
         self._change = threading.Condition()
 
     def begin(self, worker: int) -> Mapping[str, Payload] | None:
-        """The newest parameters, when enough of the worker's letters were handled."""
+        """The newest parameters, when enough of the worker's submissions were handled."""
         with self._change:
-            self._wait_for(lambda: self._posted[worker] - self.handled[worker] <= self._ahead)
+            self._wait_for(lambda: self._submitted[worker] - self.handled[worker] <= self._ahead)
             self._ledger = self._ledger.begin(worker)
             return self.newest
 
-    def post(self, letter: Letter) -> None:
+    def post(self, submission: Submission) -> None:
         with self._change:
-            self._posted[letter.worker] += 1
-            self._waiting.append(letter)
+            self._submitted[submission.worker] += 1
+            self._waiting.append(submission)
             self._change.notify_all()
 
-    def take(self) -> Letter:
-        """The next letter for the server."""
+    def take(self) -> Submission:
+        """The next submission for the server."""
         chosen: int | None = None
 
         def choose() -> bool:
             nonlocal chosen
-            chosen = self._ledger.choose([letter.worker for letter in self._waiting])
+            chosen = self._ledger.choose([submission.worker for submission in self._waiting])
             return chosen is not None
 
         with self._change:
             self._wait_for(choose)
-            letter = next(letter for letter in self._waiting if letter.worker == chosen)
-            self._waiting.remove(letter)
-            return letter
+            submission = next(
+                submission for submission in self._waiting if submission.worker == chosen
+            )
+            self._waiting.remove(submission)
+            return submission
 
-    def lag(self, letter: Letter) -> int:
+    def lag(self, submission: Submission) -> int:
         """The lag, in versions, of what the server handles now and has not answered yet."""
         with self._change:
-            return self._ledger.handle(letter.worker)[1]
+            return self._ledger.handle(submission.worker)[1]
 
-    def answer(self, letter: Letter, answer: Mapping[str, Payload]) -> None:
+    def answer(self, submission: Submission, answer: Mapping[str, Payload]) -> None:
         """Publishes the server's new parameters."""
         with self._change:
-            self._ledger, _ = self._ledger.handle(letter.worker)
+            self._ledger, _ = self._ledger.handle(submission.worker)
             self.newest = answer
-            self.handled[letter.worker] += 1
+            self.handled[submission.worker] += 1
             self._change.notify_all()
 
     def have_handled(self, count: int, timeout_seconds: float) -> bool:
-        """Whether `count` letters of every worker were handled; waits a while for it."""
+        """Whether `count` submissions of every worker were handled; waits a while for it."""
         with self._change:
             self._change.wait_for(
                 lambda: self._is_closed or min(self.handled) >= count, timeout=timeout_seconds
@@ -102,8 +104,8 @@ class Office:
             raise Closed
 
 
-class Desk:
-    """The channels of one side: what has come lies on it, what is to go is collected."""
+class SlotChannels:
+    """The channels of one side: a slot for each message that has come or is to go."""
 
     def __init__(self) -> None:
         self._payloads: Mapping[str, Payload] = {}
@@ -140,26 +142,26 @@ class _Slot:
         self.at.send(self.message, payload)
 
 
-class Hand:
-    """A crew whose messages to and from the server go over a desk."""
+class AsyncWorker:
+    """A driver whose messages to and from the server go through slots."""
 
-    def __init__(self, fdg: FDG, crew: Crew, desk: Desk):
-        self.crew = crew
-        self._desk = desk
+    def __init__(self, fdg: FDG, driver: Driver, slot_channels: SlotChannels):
+        self.driver = driver
+        self._slot_channels = slot_channels
         self._exchanged = Sent()
         """with the server"""
         self._down: Sequence[Transfer] = [t for t in fdg.transfers if t.source == fdg.server]
 
     @property
     def sent(self) -> Sent:
-        return together([self._exchanged, self.crew.sent])
+        return together([self._exchanged, self.driver.sent])
 
     @property
     def workers(self) -> Mapping[str, Any]:
-        return self.crew.workers
+        return self.driver.workers
 
     def error(self, cause: BaseException) -> Any:
-        return self.crew.error(cause)
+        return self.driver.error(cause)
 
     def work(
         self, index: int, answers: Mapping[str, Payload] | None
@@ -167,7 +169,7 @@ class Hand:
         """One iteration, with the server's last answers; its metrics, and what it hands in."""
         held: dict[str, Payload] = {}
         for transfer in self._down:
-            worker = self.crew.workers[transfer.target]
+            worker = self.driver.workers[transfer.target]
             mirrors = {c.next: c.inside for c in worker.part.fragment.loop.carries}
             names = [mirrors[parcel.value] for parcel in transfer.parcels]
             if answers is not None:
@@ -175,8 +177,10 @@ class Hand:
                 for name, array in zip(names, answers[transfer.name], strict=True):
                     worker.adopt(name, array)
             held[transfer.name] = [worker.values[name] for name in names]
-        self._desk.lay(held)
-        metrics = self.crew.run(index, 1)
-        for payload in self._desk.answers().values():
+        self._slot_channels.lay(held)
+        metrics = self.driver.run(index, 1)
+        for payload in self._slot_channels.answers().values():
             self._exchanged.add(payload)
-        return {worker.name: found for worker, found in metrics.items()}, self._desk.answers()
+        return {
+            worker.name: found for worker, found in metrics.items()
+        }, self._slot_channels.answers()

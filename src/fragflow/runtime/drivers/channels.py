@@ -10,7 +10,7 @@ from fragflow.runtime.drivers.traffic import Sent, size_of, together
 Payload = Sequence[Any]
 
 
-class Lanes(Protocol):
+class Channels(Protocol):
     """What a worker sends and receives through."""
 
     def open(self, message: str, sender: int, receiver: int) -> Any:
@@ -24,7 +24,7 @@ class Closed(Exception):
     """Another fragment has failed or the run is over: stop."""
 
 
-class Lane:
+class QueueChannel:
     """One (message, sender, receiver), and what was sent by it."""
 
     __slots__ = ("_messages", "_size", "queue")
@@ -44,23 +44,23 @@ class Lane:
         return Sent(messages=self._messages, bytes=self._messages * self._size)
 
 
-class Channels:
-    """One lane for every (message, sender, receiver); every wait has a deadline."""
+class QueueChannels:
+    """One channel for every (message, sender, receiver); every wait has a deadline."""
 
     def __init__(self, timeout_seconds: float):
         self.timeout_seconds = timeout_seconds
-        self._lanes: dict[tuple[str, int, int], Lane] = {}
+        self._channels: dict[tuple[str, int, int], QueueChannel] = {}
         self.is_closed = False
 
     @property
     def sent(self) -> Sent:
-        return together(lane.sent for lane in self._lanes.values())
+        return together(channel.sent for channel in self._channels.values())
 
-    def open(self, message: str, sender: int, receiver: int) -> Lane:
-        """The lane of one route; made before any worker runs."""
-        return self._lanes.setdefault((message, sender, receiver), Lane())
+    def open(self, message: str, sender: int, receiver: int) -> QueueChannel:
+        """The channel of one route; made before any worker runs."""
+        return self._channels.setdefault((message, sender, receiver), QueueChannel())
 
-    def get(self, source: Lane, what: str) -> Payload:
+    def get(self, source: QueueChannel, what: str) -> Payload:
         """The next payload, or an error that names what was waited for."""
         try:
             payload = source.queue.get(timeout=self.timeout_seconds)
@@ -76,5 +76,5 @@ class Channels:
     def close(self) -> None:
         """Wakes everyone who waits."""
         self.is_closed = True
-        for lane in self._lanes.values():
-            lane.queue.put(None)
+        for channel in self._channels.values():
+            channel.queue.put(None)

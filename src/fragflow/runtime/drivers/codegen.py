@@ -9,13 +9,22 @@ from dataclasses import dataclass, field
 
 from fragflow.graph.ir import FDG, Value
 from fragflow.runtime.drivers.interleave import Block, Order, SharedLoop, Step, merged
-from fragflow.runtime.planning.instructions import Ask, Get, Keep, Message, Put, Run, Turn, Work
+from fragflow.runtime.planning.instructions import (
+    Ask,
+    Get,
+    Keep,
+    Message,
+    Put,
+    Run,
+    RunOutOfOrder,
+    Work,
+)
 from fragflow.runtime.planning.messages import incoming, outgoing
-from fragflow.runtime.planning.plan import Part, Plan
+from fragflow.runtime.planning.plan import FragmentPlan, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class DriverSource:
     """A function `drive(first, start, count) -> (metrics, last, handed)` as text, and what it uses.
 
     `handed` has, for each message within the thread, how often it was handed over, and its arrays.
@@ -53,7 +62,7 @@ def teams(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
     return (*alone, tuple(together)) if together else alone
 
 
-def write(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> Script:
+def write(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
     """The script of one thread, which drives `fragments`."""
     codes = {name: part.code for name, part in plan.parts.items()}
     loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
@@ -86,7 +95,7 @@ def identifier(name: str) -> str:
 @dataclass(slots=True)
 class _Writer:
     fdg: FDG
-    parts: Mapping[str, Part]
+    parts: Mapping[str, FragmentPlan]
     lines: list[str] = field(default_factory=list)
     functions: dict[str, tuple[str, Work | Message]] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
@@ -98,7 +107,7 @@ class _Writer:
     messages: int = 0
     """within the thread"""
 
-    def script(self, block: Block) -> Script:
+    def script(self, block: Block) -> DriverSource:
         body = self._body(block)
         first = {
             variable: (fragment, value)
@@ -119,7 +128,7 @@ class _Writer:
         results = "".join(f"[{', '.join(names)}], " for names in kept.values())
         handed = "".join(f"(times_{k}, message_{k}), " for k in range(self.messages))
         tail = [f"    return ({results}), ({''.join(f'{v}, ' for v in first)}), ({handed})"]
-        return Script(
+        return DriverSource(
             text="\n".join([*head, *(f"        {line}" for line in body), *tail, ""]),
             fragments=tuple(self.parts),
             functions=self.functions,
@@ -193,9 +202,9 @@ class _Writer:
             case Ask():
                 call = self.parts[fragment].host_calls[instruction.call]
                 line = self._call(step, "ask", call.outputs, call.inputs)
-            case Turn():
-                turns = self.parts[fragment].turns[instruction.turns]
-                line = self._call(step, "turn", turns.outputs, turns.inputs)
+            case RunOutOfOrder():
+                out_of_order = self.parts[fragment].out_of_order[instruction.out_of_order]
+                line = self._call(step, "turn", out_of_order.outputs, out_of_order.inputs)
             case Keep():
                 stack = self.parts[fragment].loops[instruction.loop].rows[instruction.row]
                 row = self.row_numbers[fragment, instruction.loop]
@@ -226,8 +235,8 @@ class _Writer:
                 return f"{fragment}/{segment}: {components or 'glue'}"
             case Ask(call):
                 return f"{fragment}: {', '.join(self.parts[fragment].host_calls[call].components)}"
-            case Turn(turns):
-                loop = self.parts[fragment].turns[turns]
+            case RunOutOfOrder(out_of_order):
+                loop = self.parts[fragment].out_of_order[out_of_order]
                 components = sorted({*loop.before.components, *loop.call.components})
                 return f"{fragment}: the first that answer: {', '.join(components)}"
             case Keep():

@@ -1,4 +1,4 @@
-"""A crew is the workers of one thread, driven by a script that was written for them."""
+"""A driver runs the workers of one thread, by source that was generated for them."""
 
 import linecache
 import traceback
@@ -7,17 +7,17 @@ from typing import Any
 
 from fragflow.blame import GENERATED, judged
 from fragflow.errors import FragflowError
-from fragflow.runtime.drivers.codegen import Script, identifier
+from fragflow.runtime.drivers.codegen import DriverSource, identifier
 from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.drivers.worker import Metrics, Worker
-from fragflow.runtime.planning.instructions import Ask, Get, Keep, Put, Run, Turn
+from fragflow.runtime.planning.instructions import Ask, Get, Keep, Put, Run, RunOutOfOrder
 from fragflow.runtime.programs.layout import on_host
 
 
-class Crew:
+class Driver:
     """Runs iterations of one or several workers in the thread that calls it."""
 
-    def __init__(self, workers: Sequence[Worker], script: Script | None):
+    def __init__(self, workers: Sequence[Worker], script: DriverSource | None):
         """Without a script, the only worker's training loop is one program."""
         self.workers = {worker.name: worker for worker in workers}
         self.sent = Sent()
@@ -78,7 +78,7 @@ class Crew:
                     case Run(segment):
                         program = worker.programs[segment]
                         return worker, f"segment {program.name}, which runs {program.line}"
-                    case Ask() | Keep() | Turn():
+                    case Ask() | Keep() | RunOutOfOrder():
                         return worker, "a call of its environments"
                     case Put(transfer):
                         return worker, f"sending message {transfer.name} to {transfer.target}"
@@ -86,7 +86,7 @@ class Crew:
                         return worker, f"receiving message {transfer.name} of {transfer.source}"
         return first, "its training loop"
 
-    def _bound(self, script: Script) -> dict[str, Any]:
+    def _bound(self, script: DriverSource) -> dict[str, Any]:
         """What the script finds defined."""
         scope: dict[str, Any] = {}
         for name, (fragment, instruction) in script.functions.items():
@@ -96,8 +96,8 @@ class Crew:
                     scope[name] = worker.caller(worker.programs[segment])
                 case Ask(call):
                     scope[name] = worker.asker(worker.part.host_calls[call])
-                case Turn(turns):
-                    scope[name] = worker.roamer(turns)
+                case RunOutOfOrder(out_of_order):
+                    scope[name] = worker.out_of_order_rollout(out_of_order)
                 case Put(transfer):
                     scope[name] = worker.sender(transfer)
                 case Get(transfer):

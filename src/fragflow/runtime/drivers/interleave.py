@@ -19,7 +19,7 @@ from fragflow.runtime.planning.instructions import (
     Put,
     Repeat,
     Run,
-    Turn,
+    RunOutOfOrder,
     Work,
 )
 
@@ -87,7 +87,7 @@ class Order:
 
         None for what a fragment does by itself, without a message.
         """
-        if isinstance(item, Run | Ask | Keep | Turn):
+        if isinstance(item, Run | Ask | Keep | RunOutOfOrder):
             return None
         if isinstance(item, _Nest):
             return (self._of_loop[item.name], 0) if item.name in self._of_loop else None

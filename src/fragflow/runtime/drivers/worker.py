@@ -11,15 +11,15 @@ import numpy as np
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, varying
-from fragflow.runtime.drivers.channels import Lanes
-from fragflow.runtime.hosts.out_of_order import Roamer
+from fragflow.runtime.drivers.channels import Channels
+from fragflow.runtime.hosts.out_of_order import OutOfOrderRollout
 from fragflow.runtime.hosts.pool import HostPool
 from fragflow.runtime.planning.messages import fan, incoming, is_sent, outgoing
-from fragflow.runtime.planning.plan import Part
+from fragflow.runtime.planning.plan import FragmentPlan
 from fragflow.runtime.planning.segments import HostCall
-from fragflow.runtime.programs.compile import COUNT, ROOM, START, Program
+from fragflow.runtime.programs.compile import COUNT, ROOM, START, Executable
 from fragflow.runtime.programs.devices import processor_of
-from fragflow.runtime.programs.kernel_marks import Computed
+from fragflow.runtime.programs.kernel_scopes import Computed
 from fragflow.runtime.programs.layout import Layout, kind_of, on_host
 
 Metrics = dict[Value, list[np.ndarray]]
@@ -31,12 +31,12 @@ class Worker:
     def __init__(
         self,
         fdg: FDG,
-        part: Part,
+        part: FragmentPlan,
         replicas: Sequence[int],
         layout: Layout,
-        programs: Sequence[Program],
+        programs: Sequence[Executable],
         values: dict[Value, jax.Array],
-        channels: Lanes,
+        channels: Channels,
         pool: HostPool | None = None,
     ):
         self.name = part.fragment.name
@@ -127,21 +127,23 @@ class Worker:
 
         return ask
 
-    def roamer(self, index: int) -> Roamer:
+    def out_of_order_rollout(self, index: int) -> OutOfOrderRollout:
         """Takes this worker's environments through a loop, each at its own pace."""
         pool, first = self.pool, self.part.fragment.first
         assert pool is not None, "environments on the host take turns"
         assert first is not None
-        turns = self.part.turns[index]
+        out_of_order = self.part.out_of_order[index]
         # A fragment's last programs are those of its loops that are taken in turns.
-        start = len(self.programs) - 2 * (len(self.part.turns) - index)
+        start = len(self.programs) - 2 * (len(self.part.out_of_order) - index)
         programs = self.programs[start : start + 2]
         constants = {
             c.output: c.arrays[Extent(first)]
             for c in self.part.fragment.constants
-            if c.output in turns.inputs
+            if c.output in out_of_order.inputs
         }
-        return Roamer(turns, programs, pool, first, self._fdg.row_kinds, constants)
+        return OutOfOrderRollout(
+            out_of_order, programs, pool, first, self._fdg.row_kinds, constants
+        )
 
     def room_for(self, value: Value) -> Callable[[], np.ndarray]:
         """A function that makes room for rows that the host adds.
@@ -158,7 +160,7 @@ class Worker:
         """Rows that the host collected, as a value of a group."""
         return self._layout.place(rows, varying(1))
 
-    def caller(self, program: Program) -> Callable[..., Sequence[jax.Array]]:
+    def caller(self, program: Executable) -> Callable[..., Sequence[jax.Array]]:
         """Calls a compiled program."""
         if self._layout.replicas == 1:
             return program.call
@@ -173,32 +175,32 @@ class Worker:
         """A function that sends a message's pieces to all its receivers."""
         ends = fan(self._fdg, transfer)
         starts = _starts(outgoing(self._fdg, transfer))
-        lanes: list[tuple[int, Callable[[Any], None], list[int | None]]] = []
+        routes: list[tuple[int, Callable[[Any], None], list[int | None]]] = []
         for sender, receiver in ends.routes:
             if sender not in self.replicas:
                 continue
-            lane = self._channels.open(transfer.name, sender, receiver)
+            route = self._channels.open(transfer.name, sender, receiver)
             positions: list[int | None] = []
             for parcel, start in zip(transfer.parcels, starts, strict=True):
                 piece = receiver % ends.receivers if parcel.cut is not None else 0
                 positions.append(start + piece if is_sent(parcel, sender, ends) else None)
-            lanes.append((self.replicas.index(sender), lane.put, positions))
+            routes.append((self.replicas.index(sender), route.put, positions))
         layout, is_group = self._layout, self._layout.replicas > 1
 
         def send(*values: Any) -> None:
             shards = [layout.pieces(v) for v in values] if is_group else [(v,) for v in values]
-            for index, put, positions in lanes:
+            for index, put, positions in routes:
                 put([None if k is None else shards[k][index] for k in positions])
 
         return send
 
     def receiver(self, transfer: Transfer) -> Callable[[], Sequence[Any]]:
         """A function that waits for a message of all its senders, and returns its pieces."""
-        lanes: dict[int, list[Any]] = {}
+        routes: dict[int, list[Any]] = {}
         for sender, receiver in fan(self._fdg, transfer).routes:
             if receiver in self.replicas:
-                lane = self._channels.open(transfer.name, sender, receiver)
-                lanes.setdefault(receiver, []).append(lane)
+                route = self._channels.open(transfer.name, sender, receiver)
+                routes.setdefault(receiver, []).append(route)
         kinds = self._fdg.kinds[self.name]
         slots = [
             (kind_of(name, kinds), parcel, piece)
@@ -209,7 +211,7 @@ class Worker:
         layout, channels = self._layout, self._channels
 
         def receive() -> Sequence[Any]:
-            rows = [[channels.get(lane, what) for lane in row] for row in lanes.values()]
+            rows = [[channels.get(route, what) for route in row] for row in routes.values()]
             return [
                 layout.receive([row[piece][parcel] for row in rows], kind)
                 for kind, parcel, piece in slots

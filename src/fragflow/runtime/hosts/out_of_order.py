@@ -13,17 +13,17 @@ from fragflow.api.host import HostStep
 from fragflow.graph.ir import Value
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.hosts.pool import HostPool
-from fragflow.runtime.planning.out_of_order import Turns
-from fragflow.runtime.programs.compile import Program
+from fragflow.runtime.planning.out_of_order import OutOfOrderLoop
+from fragflow.runtime.programs.compile import Executable
 
 
-class Roamer:
+class OutOfOrderRollout:
     """Takes the environments of one worker through a loop."""
 
     def __init__(
         self,
-        plan: Turns,
-        programs: Sequence[Program],
+        plan: OutOfOrderLoop,
+        programs: Sequence[Executable],
         pool: HostPool,
         first: int,
         kinds: Mapping[Value, Kind],
@@ -44,7 +44,7 @@ class Roamer:
         assert length is not None, "the training loop itself is not taken in turns"
         given = dict(zip(self._plan.inputs, arguments, strict=True)) | dict(self._constants)
         with_rows = self._with_rows - set(self._constants)
-        journey = _Journey(self._plan, given, with_rows, self._count, length)
+        journey = _StepTable(self._plan, given, with_rows, self._count, length)
         under_way = 0
         for start in range(0, self._count, self._first):
             rows = np.arange(start, min(start + self._first, self._count))
@@ -59,12 +59,12 @@ class Roamer:
             under_way += len(again) - len(rows)
         return journey.results()
 
-    def _act(self, journey: "_Journey", rows: np.ndarray) -> None:
+    def _act(self, journey: "_StepTable", rows: np.ndarray) -> None:
         self._run(self._before, journey, rows)
         ticket, _, action = (journey.rows(v, rows) for v in self._plan.call.inputs)
         self._pool.send(rows, ticket, action)
 
-    def _finish(self, journey: "_Journey", rows: np.ndarray, answer: HostStep) -> None:
+    def _finish(self, journey: "_StepTable", rows: np.ndarray, answer: HostStep) -> None:
         ticket, record, _ = (journey.rows(v, rows) for v in self._plan.call.inputs)
         results = self._pool.answered(ticket, record, answer)
         for name, array in zip(self._plan.call.outputs, results, strict=True):
@@ -73,7 +73,7 @@ class Roamer:
         self._run(self._after, journey, rows)
         journey.advance(rows)
 
-    def _run(self, program: Program, journey: "_Journey", rows: np.ndarray) -> None:
+    def _run(self, program: Executable, journey: "_StepTable", rows: np.ndarray) -> None:
         """Runs a program for `rows`; it is compiled for `first` of them, so one may come again."""
         if not program.outputs:
             return
@@ -84,12 +84,12 @@ class Roamer:
             journey.put(name, rows, np.asarray(array)[: len(rows)])
 
 
-class _Journey:
+class _StepTable:
     """Where the environments of a worker stand, and what is known of each."""
 
     def __init__(
         self,
-        plan: Turns,
+        plan: OutOfOrderLoop,
         given: Mapping[Value, Any],
         with_rows: set[Value],
         count: int,

@@ -37,7 +37,7 @@ def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
             pools[name] = []
             for r in range(count * workers):
                 ids = range(r * size, (r + 1) * size)
-                pools[name].append(HostPool(host, ids, in_turns=fragment.first is not None))
+                pools[name].append(HostPool(host, ids, one_by_one=fragment.first is not None))
     except BaseException:
         close_pools(pools)
         raise
@@ -77,7 +77,7 @@ def answer_by(pools: Mapping[str, Sequence["HostPool"]]) -> Callable[..., Sequen
 class HostPool:
     """The environments of one worker, and what became of their episodes."""
 
-    def __init__(self, host: Host, ids: Sequence[int], in_turns: bool = False):
+    def __init__(self, host: Host, ids: Sequence[int], one_by_one: bool = False):
         """`in_turns`, they answer one by one: see `send` and `receive`."""
         self.ids = tuple(ids)
         self._host = host
@@ -87,7 +87,7 @@ class HostPool:
             host.pool = self
         try:
             environment: Any = host.environment
-            opened = environment.open_in_turns if in_turns else environment.open
+            opened = environment.open_one_by_one if one_by_one else environment.open
             self.batch: Any = opened(self.ids)
         except Exception as error:
             raise self._fault("its start", error) from error

@@ -29,10 +29,10 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RunOutOfOrder:
     """Make all steps of a loop, each environment at its own pace."""
 
-    turns: int
+    out_of_order: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Repeat:
     first: int
 
 
-Work: TypeAlias = Run | Ask | Keep | Turn
+Work: TypeAlias = Run | Ask | Keep | RunOutOfOrder
 """what a fragment does by itself"""
 Message: TypeAlias = Put | Get
 Instruction: TypeAlias = Work | Message | Enter | Repeat

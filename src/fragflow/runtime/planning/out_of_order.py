@@ -10,7 +10,7 @@ from fragflow.runtime.planning.segments import HostCall, Segment, defines_of, re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class OutOfOrderLoop:
     """A loop around one step of environments on the host."""
 
     loop: Loop
@@ -27,7 +27,7 @@ class Turns:
         return (self.before, self.after)
 
 
-def plan_turns(fragment: Fragment, loop: Loop) -> Turns:
+def plan_out_of_order(fragment: Fragment, loop: Loop) -> OutOfOrderLoop:
     """`loop` cut at its step of the environments."""
     (op,) = host_steps(loop.body)
     assert fragment.first is not None
@@ -50,7 +50,7 @@ def plan_turns(fragment: Fragment, loop: Loop) -> Turns:
     inside = {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
     made = {*inside, *answered, *defines_of(before), *defines_of(after)}
     read = dict.fromkeys([*reads_of(before), *reads_of(after), *asked, *sorted(collected)])
-    return Turns(
+    return OutOfOrderLoop(
         loop=loop,
         call=call,
         before=segment(before, asked | collected | set(reads_of(after))),

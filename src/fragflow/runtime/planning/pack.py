@@ -16,18 +16,18 @@ from jax import lax
 from fragflow._jax import is_key
 from fragflow.graph.ir import Node, Value
 from fragflow.runtime.planning.instructions import Enter, Instruction, Repeat, Run
-from fragflow.runtime.planning.segments import Local
+from fragflow.runtime.planning.segments import RuntimeOp
 
-LARGEST_ROW = 1 << 16
+MAX_ROW_BYTES = 1 << 16
 """bytes; larger rows gain nothing from being packed"""
 SUFFIX = "@packed"
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft:
+class PlanDraft:
     """A fragment's program while it is planned."""
 
-    segments: list[list[Node | Local]]
+    segments: list[list[Node | RuntimeOp]]
     loops: list[Any]
     code: list[Instruction]
     shell_reads: set[Value]
@@ -35,7 +35,7 @@ class Draft:
     packed_avals: dict[Value, jax.ShapeDtypeStruct] = field(default_factory=dict)
 
 
-def pack_rows(draft: Draft, avals: Mapping[Value, Any]) -> None:
+def pack_rows(draft: PlanDraft, avals: Mapping[Value, Any]) -> None:
     """Packs the collected outputs of every innermost loop."""
     for index in range(len(draft.loops)):
         start, end = _extent(draft.code, index)
@@ -46,7 +46,7 @@ def pack_rows(draft: Draft, avals: Mapping[Value, Any]) -> None:
             puts = [
                 n
                 for n in draft.segments[segment]
-                if isinstance(n, Local) and n.stack is not None and _is_packable(avals[n.stack])
+                if isinstance(n, RuntimeOp) and n.stack is not None and _is_packable(avals[n.stack])
             ]
             if len(puts) > 1:
                 _pack(draft, index, segment, puts, avals)
@@ -59,7 +59,11 @@ def _extent(code: Sequence[Instruction], index: int) -> tuple[int, int]:
 
 
 def _pack(
-    draft: Draft, index: int, segment: int, puts: Sequence[Local], avals: Mapping[Value, Any]
+    draft: PlanDraft,
+    index: int,
+    segment: int,
+    puts: Sequence[RuntimeOp],
+    avals: Mapping[Value, Any],
 ) -> None:
     loop = draft.loops[index]
     buffer = f"{loop.counter}@{segment}{SUFFIX}"
@@ -74,14 +78,16 @@ def _pack(
 
     for k, nodes in enumerate(draft.segments):
         draft.segments[k] = [
-            n for n in nodes if not (isinstance(n, Local) and set(n.outputs) & set(outputs))
+            n for n in nodes if not (isinstance(n, RuntimeOp) and set(n.outputs) & set(outputs))
         ]
     elements = (put.inputs[1] for put in puts)
     draft.segments[segment].append(
-        Local(inputs=(buffer, loop.counter, *elements), outputs=(buffer,), function=add_row)
+        RuntimeOp(inputs=(buffer, loop.counter, *elements), outputs=(buffer,), function=add_row)
     )
-    empty = Local(inputs=(), outputs=(buffer,), function=lambda: (jnp.zeros(shape, jnp.uint32),))
-    apart = Local(inputs=(buffer,), outputs=outputs, function=_columns(types))
+    empty = RuntimeOp(
+        inputs=(), outputs=(buffer,), function=lambda: (jnp.zeros(shape, jnp.uint32),)
+    )
+    apart = RuntimeOp(inputs=(buffer,), outputs=outputs, function=_columns(types))
     start, _ = _extent(draft.code, index)
     if start and isinstance(before := draft.code[start - 1], Run):
         draft.segments[before.segment].append(empty)
@@ -94,7 +100,7 @@ def _pack(
         _insert(draft, end + 1, [apart])
 
 
-def _insert(draft: Draft, position: int, nodes: list[Node | Local]) -> None:
+def _insert(draft: PlanDraft, position: int, nodes: list[Node | RuntimeOp]) -> None:
     """Adds a segment at `position` of the code."""
     draft.segments.append(nodes)
     draft.code.insert(position, Run(len(draft.segments) - 1))
@@ -108,7 +114,7 @@ def _is_packable(aval: Any) -> bool:
         return False
     row = math.prod(aval.shape[1:]) * aval.dtype.itemsize
     is_word = aval.dtype.itemsize == 4 or aval.dtype in (jnp.bool_, jnp.uint8)
-    return is_word and row <= LARGEST_ROW
+    return is_word and row <= MAX_ROW_BYTES
 
 
 def _words(values: Sequence[Any]) -> Any:

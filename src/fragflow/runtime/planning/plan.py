@@ -31,7 +31,7 @@ from fragflow.runtime.planning.instructions import (
     Put,
     Repeat,
     Run,
-    Turn,
+    RunOutOfOrder,
 )
 from fragflow.runtime.planning.messages import (
     fan,
@@ -43,11 +43,11 @@ from fragflow.runtime.planning.messages import (
     take_row,
     zeros,
 )
-from fragflow.runtime.planning.out_of_order import Turns, plan_turns
-from fragflow.runtime.planning.pack import Draft, pack_rows
+from fragflow.runtime.planning.out_of_order import OutOfOrderLoop, plan_out_of_order
+from fragflow.runtime.planning.pack import PlanDraft, pack_rows
 from fragflow.runtime.planning.segments import (
     HostCall,
-    Local,
+    RuntimeOp,
     Segment,
     defined_by,
     defines_of,
@@ -79,7 +79,7 @@ class LoopPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FragmentPlan:
     """All that one fragment runs in an iteration."""
 
     fragment: Fragment
@@ -91,7 +91,7 @@ class Part:
     packed_avals: Mapping[Value, Any] = field(default_factory=dict)
     """types of the arrays in which a loop's outputs are collected"""
     host_calls: tuple[HostCall, ...] = ()
-    turns: tuple[Turns, ...] = ()
+    out_of_order: tuple[OutOfOrderLoop, ...] = ()
     """loops whose steps environments make at their own pace; their segments come last"""
     in_place: frozenset[Value] = frozenset()
     """state that programs write into"""
@@ -101,7 +101,7 @@ class Part:
 class Plan:
     """A graph ready to be run."""
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, FragmentPlan]
 
 
 def make_plan(fdg: FDG, pack: bool = True) -> Plan:
@@ -111,10 +111,10 @@ def make_plan(fdg: FDG, pack: bool = True) -> Plan:
     )
 
 
-def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
+def _part(fdg: FDG, fragment: Fragment, pack: bool) -> FragmentPlan:
     large = large_state(fdg, fragment)
     if is_compilable(fragment.loop):
-        return Part(
+        return FragmentPlan(
             fragment=fragment, segments=(), loops=(), code=(), fused=True, in_place=frozenset(large)
         )
     planner = _Planner(fdg, fragment)
@@ -124,14 +124,17 @@ def _part(fdg: FDG, fragment: Fragment, pack: bool) -> Part:
     if pack:
         pack_rows(draft, fdg.program.avals[fragment.extent])
     segments = _finished(draft, large)
-    return Part(
+    return FragmentPlan(
         fragment=fragment,
-        segments=(*segments, *(s for turns in planner.turns for s in turns.segments)),
+        segments=(
+            *segments,
+            *(s for out_of_order in planner.out_of_order for s in out_of_order.segments),
+        ),
         in_place=frozenset(v for segment in segments for v in segment.donated if v in large),
         loops=tuple(draft.loops),
         code=tuple(draft.code),
         host_calls=tuple(planner.host_calls),
-        turns=tuple(planner.turns),
+        out_of_order=tuple(planner.out_of_order),
         fused=False,
         packed_avals=draft.packed_avals,
     )
@@ -144,12 +147,12 @@ class _Planner:
         self.code: list[Instruction] = []
         self.loops: list[LoopPlan] = []
         self.host_calls: list[HostCall] = []
-        self.turns: list[Turns] = []
+        self.out_of_order: list[OutOfOrderLoop] = []
         self._fdg = fdg
         self._fragment = fragment
         self._avals = fdg.program.avals[fragment.extent]
-        self._pending: list[Node | Local] = []
-        self._segments: list[tuple[Node | Local, ...]] = []
+        self._pending: list[Node | RuntimeOp] = []
+        self._segments: list[tuple[Node | RuntimeOp, ...]] = []
         outer = fragment.loop
         # What the shell reads, apart from segments: sends, and loops' renamings.
         self._shell_reads = {c.next for c in outer.carries} | {s.element for s in outer.stacks}
@@ -184,11 +187,11 @@ class _Planner:
         self.host_calls.append(call)
 
     def _turn(self, loop: Loop) -> None:
-        turns = plan_turns(self._fragment, loop)
-        self._shell_reads |= set(turns.inputs)
+        out_of_order = plan_out_of_order(self._fragment, loop)
+        self._shell_reads |= set(out_of_order.inputs)
         self.flush()
-        self.code.append(Turn(len(self.turns)))
-        self.turns.append(turns)
+        self.code.append(RunOutOfOrder(len(self.out_of_order)))
+        self.out_of_order.append(out_of_order)
 
     def _send(self, transfer: Transfer) -> None:
         pieces = fan(self._fdg, transfer).receivers
@@ -196,7 +199,7 @@ class _Planner:
             if parcel.cut is not None:
                 names = tuple(part_name(parcel.value, k) for k in range(pieces))
                 self._pending.append(
-                    Local(
+                    RuntimeOp(
                         inputs=(parcel.value,),
                         outputs=names,
                         function=splitter(pieces, parcel.cut),
@@ -218,7 +221,9 @@ class _Planner:
             if is_joined(parcel):
                 names = tuple(part_name(parcel.value, k) for k in range(pieces))
                 join = joiner(parcel, self._avals[parcel.value])
-                self._pending.append(Local(inputs=names, outputs=(parcel.value,), function=join))
+                self._pending.append(
+                    RuntimeOp(inputs=names, outputs=(parcel.value,), function=join)
+                )
 
     def _loop(self, loop: Loop) -> None:
         length = loop.length
@@ -232,7 +237,9 @@ class _Planner:
         stacks = [s for s in loop.stacks if s.element not in made]
         for stack in stacks:
             buffer = self._avals[stack.outside]
-            self._pending.append(Local(inputs=(), outputs=(stack.outside,), function=zeros(buffer)))
+            self._pending.append(
+                RuntimeOp(inputs=(), outputs=(stack.outside,), function=zeros(buffer))
+            )
         for carry in loop.carries:
             self._shell_reads |= {carry.init, carry.next, carry.inside}
         self.flush()
@@ -252,7 +259,9 @@ class _Planner:
         first = len(self.code)
         for slice_ in loop.slices:
             self._pending.append(
-                Local(inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=take_row)
+                RuntimeOp(
+                    inputs=(slice_.outside, counter), outputs=(slice_.inside,), function=take_row
+                )
             )
         defined = {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
         waiting = list(stacks)
@@ -268,7 +277,7 @@ class _Planner:
                 if stack.element in defined:
                     waiting.remove(stack)
                     self._pending.append(
-                        Local(
+                        RuntimeOp(
                             inputs=(stack.outside, stack.element, counter),
                             outputs=(stack.outside,),
                             function=put_row,
@@ -287,8 +296,8 @@ class _Planner:
         self.flush()
         self.code.append(Repeat(index, length, first))
 
-    def draft(self) -> Draft:
-        return Draft(
+    def draft(self) -> PlanDraft:
+        return PlanDraft(
             segments=[list(nodes) for nodes in self._segments],
             loops=self.loops,
             code=self.code,
@@ -296,7 +305,7 @@ class _Planner:
         )
 
 
-def _finished(draft: Draft, large: Mapping[Value, Value]) -> tuple[Segment, ...]:
+def _finished(draft: PlanDraft, large: Mapping[Value, Value]) -> tuple[Segment, ...]:
     """Segments with their inputs and outputs, once all readers are known.
 
     `large` state is written into by the segment that alone reads it and makes what follows it.

@@ -10,7 +10,7 @@ from fragflow.graph.ir import Constant, Loop, Node, Op, Receive, Value, walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class RuntimeOp:
     """Work that the runtime adds: slicing, collecting, joining and cutting of messages."""
 
     inputs: tuple[Value, ...]
@@ -24,7 +24,7 @@ class Local:
 class Segment:
     """Nodes that compile into one program."""
 
-    nodes: tuple[Node | Local, ...]
+    nodes: tuple[Node | RuntimeOp, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     donated: frozenset[Value] = frozenset()
@@ -66,8 +66,8 @@ class HostCall:
         )
 
 
-def ops_in(nodes: Sequence[Node | Local]) -> tuple[Node, ...]:
-    return tuple(n for n in nodes if not isinstance(n, Local))
+def ops_in(nodes: Sequence[Node | RuntimeOp]) -> tuple[Node, ...]:
+    return tuple(n for n in nodes if not isinstance(n, RuntimeOp))
 
 
 def defined_by(node: Node) -> set[Value]:
@@ -84,7 +84,7 @@ def defined_by(node: Node) -> set[Value]:
             return set()
 
 
-def reads_of(nodes: Sequence[Node | Local]) -> list[Value]:
+def reads_of(nodes: Sequence[Node | RuntimeOp]) -> list[Value]:
     """Values that nodes read but do not define before, in order of first use."""
     defined: set[Value] = set()
     free: dict[Value, None] = {}
@@ -92,9 +92,9 @@ def reads_of(nodes: Sequence[Node | Local]) -> list[Value]:
     def read(values: Sequence[Value | None]) -> None:
         free.update((v, None) for v in values if v is not None and v not in defined)
 
-    def visit(node: Node | Local) -> None:
+    def visit(node: Node | RuntimeOp) -> None:
         match node:
-            case Op() | Local():
+            case Op() | RuntimeOp():
                 read(node.inputs)
                 defined.update(v for v in node.outputs if v is not None)
             case Constant():
@@ -118,9 +118,9 @@ def reads_of(nodes: Sequence[Node | Local]) -> list[Value]:
     return list(free)
 
 
-def defines_of(nodes: Sequence[Node | Local]) -> list[Value]:
+def defines_of(nodes: Sequence[Node | RuntimeOp]) -> list[Value]:
     values: dict[Value, None] = {}
     for node in nodes:
-        names = node.outputs if isinstance(node, Local) else sorted(defined_by(node))
+        names = node.outputs if isinstance(node, RuntimeOp) else sorted(defined_by(node))
         values.update((v, None) for v in names)
     return list(values)

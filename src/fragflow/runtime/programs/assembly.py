@@ -16,18 +16,18 @@ from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.planning.messages import fan, is_joined, part_name
-from fragflow.runtime.planning.plan import Part, Plan
+from fragflow.runtime.planning.plan import FragmentPlan, Plan
 from fragflow.runtime.programs.blocks import blocked_operations
 from fragflow.runtime.programs.compile import (
-    Draft,
-    Program,
-    compile_draft,
-    draft_segment,
-    draft_training,
+    Executable,
+    SegmentFunction,
+    compile_function,
+    segment_function,
+    training_function,
 )
-from fragflow.runtime.programs.evaluate import Setting
+from fragflow.runtime.programs.evaluate import EvalContext
 from fragflow.runtime.programs.implementations import Picks, as_compiled, kernel_programs, pick
-from fragflow.runtime.programs.kernel_marks import Computed
+from fragflow.runtime.programs.kernel_scopes import Computed
 from fragflow.runtime.programs.layout import Group, Layout, OneDevice, kind_of
 
 Progress = Callable[[str, int, int], None]
@@ -106,20 +106,24 @@ class Assembly:
         self,
         name: str,
         layout: Layout,
-        finish: Callable[[Draft], Any] = compile_draft,
+        finish: Callable[[SegmentFunction], Any] = compile_function,
     ) -> list[Any]:
-        """A fragment's programs, made of drafts by `finish`; replicas on one device share them."""
+        """A fragment's programs, made of functions by `finish`; replicas on one device share them."""
         key = (name, _device_key(layout))
         if key not in self._compiled:
             made = self._compile(self.plan.parts[name], layout, finish)
             self._compiled[key] = made
             for program in made:
-                if isinstance(program, Program):
+                if isinstance(program, Executable):
                     self.found(name, program.computed)
         return self._compiled[key]
 
     def first_values(
-        self, part: Part, layout: Layout, portion: tuple[int, int], kinds: Mapping[Value, Kind]
+        self,
+        part: FragmentPlan,
+        layout: Layout,
+        portion: tuple[int, int],
+        kinds: Mapping[Value, Kind],
     ) -> dict[Value, jax.Array]:
         """Constants, sources and state of the replica `portion[0]` of `portion[1]`.
 
@@ -148,57 +152,61 @@ class Assembly:
             values[carry.init] = values[carry.inside] = first
         return values
 
-    def _compile(self, part: Part, layout: Layout, finish: Callable[[Draft], Any]) -> list[Any]:
+    def _compile(
+        self, part: FragmentPlan, layout: Layout, finish: Callable[[SegmentFunction], Any]
+    ) -> list[Any]:
         fragment = part.fragment
         avals = self._avals(part, fragment.extent)
         kinds = self.fdg.kinds[fragment.name]
-        setting = self._setting(part, layout, fragment.extent)
+        context = self._setting(part, layout, fragment.extent)
         picked = self._picks[fragment.name]
         expected = frozenset((k, way.how) for k, way in picked.items() if way.how != REFERENCE)
         programs = []
         if part.fused:
             self._progress("compiling", self.num_programs, self._total)
             sources = list(self.fdg.program.sources.values())
-            draft = draft_training(
+            function = training_function(
                 fragment,
                 sources,
                 avals,
                 kinds,
                 layout,
-                setting,
+                context,
                 self._compiler_options,
                 part.in_place,
             )
-            programs.append(finish(replace(draft, expected=expected)))
+            programs.append(finish(replace(function, expected=expected)))
             self.num_programs += 1
         for index, segment in enumerate(part.segments):
             self._progress("compiling", self.num_programs, self._total)
             name = f"{fragment.name}/{index}"
-            types, how = avals, setting
+            types, how = avals, context
             if segment.extent is not None:
                 types = self._avals(part, segment.extent)
                 how = self._setting(part, layout, segment.extent)
-            draft = draft_segment(segment, types, kinds, layout, how, name, self._compiler_options)
-            programs.append(finish(replace(draft, expected=expected)))
+            function = segment_function(
+                segment, types, kinds, layout, how, name, self._compiler_options
+            )
+            programs.append(finish(replace(function, expected=expected)))
             self.num_programs += 1
         self._progress("compiling", self.num_programs, self._total)
         return programs
 
-    def _setting(self, part: Part, layout: Layout, extent: Extent) -> Setting:
+    def _setting(self, part: FragmentPlan, layout: Layout, extent: Extent) -> EvalContext:
         fragment = part.fragment
         replacements = (
             blocked_operations(fragment.loop, self._row_kinds, extent)
             if self._row_kinds is not None
             else {}
         )
-        return Setting(
+        return EvalContext(
             extent=extent,
             group=fragment.replicas if fragment.group else 1,
             replacements=replacements,
             kernels=kernel_programs(self._picks[fragment.name], layout.platform),
         )
 
-    def _avals(self, part: Part, extent: Extent) -> dict[Value, Any]:
+    def _avals(self, part: FragmentPlan, extent: Extent) -> dict[Value, Any]:
         fragment = part.fragment
         avals = dict(self.fdg.program.avals[extent])
         for constant in fragment.constants:
@@ -212,7 +220,7 @@ class Assembly:
         return {**avals, **part.packed_avals}
 
 
-def _layouts(part: Part) -> list[Layout]:
+def _layouts(part: FragmentPlan) -> list[Layout]:
     devices = devices_for(part.fragment)
     if part.fragment.group:
         return [Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))]

@@ -12,8 +12,8 @@ from fragflow._jax import plain_aval
 from fragflow.graph.ir import Fragment, Value
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.runtime.planning.segments import Segment
-from fragflow.runtime.programs.evaluate import Setting, evaluate, training_chunk
-from fragflow.runtime.programs.kernel_marks import Computed, read_off
+from fragflow.runtime.programs.evaluate import EvalContext, evaluate, training_chunk
+from fragflow.runtime.programs.kernel_scopes import Computed, read_off
 from fragflow.runtime.programs.layout import Layout, kind_of, plain_function
 
 ROOM = 256
@@ -26,7 +26,7 @@ START, COUNT = "start@chunk", "count@chunk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Executable:
     """A compiled segment: call it with its inputs' arrays, get its outputs' arrays."""
 
     call: Callable[..., Sequence[jax.Array]]
@@ -39,7 +39,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class SegmentFunction:
     """A segment as a function for where it runs, not yet compiled."""
 
     body: Callable[[dict[Value, Any], bool], dict[Value, Any]]
@@ -75,19 +75,19 @@ class Draft:
         return jax.jit(wrapped, donate_argnums=self.donated)
 
 
-def compile_draft(draft: Draft) -> Program:
+def compile_function(function: SegmentFunction) -> Executable:
     """Compiles a segment."""
     call, computed = compile_safely(
-        lambda inline: draft.jitted(inline).lower(*draft.types),
-        dict(draft.options) or None,
-        draft.expected,
+        lambda inline: function.jitted(inline).lower(*function.types),
+        dict(function.options) or None,
+        function.expected,
     )
-    return Program(
+    return Executable(
         call=call,
-        inputs=draft.inputs,
-        outputs=draft.outputs,
-        name=draft.name,
-        line=draft.line,
+        inputs=function.inputs,
+        outputs=function.outputs,
+        name=function.name,
+        line=function.line,
         computed=computed,
     )
 
@@ -106,23 +106,23 @@ def compile_safely(
     return program, read_off(asked, text, expected)
 
 
-def draft_segment(
+def segment_function(
     segment: Segment,
     avals: Mapping[Value, Any],
     kinds: Mapping[Value, Kind],
     layout: Layout,
-    setting: Setting,
+    context: EvalContext,
     name: str,
     compiler_options: Mapping[str, Any],
-) -> Draft:
+) -> SegmentFunction:
     """Nodes between two messages."""
 
     def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
-        evaluate(segment.nodes, env, replace(setting, inline=inline))
+        evaluate(segment.nodes, env, replace(context, inline=inline))
         return env
 
     is_small = segment.is_repeated and layout.platform == "cpu"
-    return Draft(
+    return SegmentFunction(
         body=body,
         inputs=segment.inputs,
         outputs=segment.outputs,
@@ -136,16 +136,16 @@ def draft_segment(
     )
 
 
-def draft_training(
+def training_function(
     fragment: Fragment,
     sources: Sequence[Value],
     avals: Mapping[Value, Any],
     kinds: Mapping[Value, Kind],
     layout: Layout,
-    setting: Setting,
+    context: EvalContext,
     compiler_options: Mapping[str, Any],
     in_place: frozenset[Value] = frozenset(),
-) -> Draft:
+) -> SegmentFunction:
     """A whole message-free training loop."""
     loop = fragment.loop
     states = tuple(c.init for c in loop.carries)
@@ -160,17 +160,17 @@ def draft_training(
         local[stack.outside] = stacked(element)
 
     def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
-        evaluate(fragment.constants, env, setting)
+        evaluate(fragment.constants, env, context)
         buffers = []
         for stack in loop.stacks:
             plain = plain_aval(avals[stack.element])
             buffers.append(jnp.zeros((ROOM, *plain.shape), plain.dtype))
         state, kept = training_chunk(
-            loop, env, env[START], env[COUNT], buffers, replace(setting, inline=inline)
+            loop, env, env[START], env[COUNT], buffers, replace(context, inline=inline)
         )
         return {**dict(zip(finals, state, strict=True)), **dict(zip(metrics, kept, strict=True))}
 
-    return Draft(
+    return SegmentFunction(
         body=body,
         inputs=inputs,
         outputs=(*finals, *metrics),

@@ -14,10 +14,10 @@ from fragflow._jax_process import has_started, num_cpu_devices
 from fragflow.errors import ConfigError
 from fragflow.policies.policy import Deployment, Place, Policy
 
-MOST_VIRTUAL = 8
+MAX_VIRTUAL = 8
 _OPTION = "--xla_backend_extra_options"
 _SMALL_LOOPS = "xla_cpu_small_while_loop_byte_threshold"
-_LARGEST_LOOP = 1024
+_MAX_LOOP = 1024
 """bytes; what JAX 0.10 takes for small"""
 
 
@@ -69,13 +69,13 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
     # its threads when it starts, here or in worker processes.
     os.environ.setdefault("NPROC", "16")
     is_first = not has_started()
-    if is_first and needed <= MOST_VIRTUAL:
+    if is_first and needed <= MAX_VIRTUAL:
         jax.config.update("jax_num_cpu_devices", max(needed, num_cpu_devices()))
     if accelerator() != "cpu":  # replicas that share an accelerator are fused
         needed = own_devices(policy, deployment)
     if is_first:
         if len(jax.devices()) < needed:
-            most = len(jax.devices()) if needed <= MOST_VIRTUAL else f"at most {MOST_VIRTUAL}"
+            most = len(jax.devices()) if needed <= MAX_VIRTUAL else f"at most {MAX_VIRTUAL}"
             raise ConfigError(
                 f"policy {policy.name!r} needs {needed} devices, but there are {most} here: "
                 "use fewer --workers or --learners."
@@ -97,7 +97,7 @@ def keep_loops_apart() -> None:
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if _SMALL_LOOPS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_OPTION}={_SMALL_LOOPS}={_LARGEST_LOOP}".strip()
+        os.environ["XLA_FLAGS"] = f"{flags} {_OPTION}={_SMALL_LOOPS}={_MAX_LOOP}".strip()
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def are_loops_apart() -> bool:
     """Whether XLA does so: read off a compiled loop of more than the largest small one."""
     if not has_started():
         keep_loops_apart()
-    start = jax.ShapeDtypeStruct((_LARGEST_LOOP,), "float32", sharding=_on_cpu())
+    start = jax.ShapeDtypeStruct((_MAX_LOOP,), "float32", sharding=_on_cpu())
     loop = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: 1.5 * y + x, x))
     return "xla_cpu_small_call" not in (loop.lower(start).compile().as_text() or "")
 

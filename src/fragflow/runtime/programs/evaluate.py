@@ -19,11 +19,11 @@ from fragflow._jax import (
 )
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Value
-from fragflow.runtime.planning.segments import Local
+from fragflow.runtime.planning.segments import RuntimeOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class EvalContext:
     """What the same nodes need to know of the fragment that runs them."""
 
     extent: Extent
@@ -37,48 +37,50 @@ class Setting:
     """the program to run in a kernel's place, if another one was picked"""
 
 
-def evaluate(nodes: Sequence[Node | Local], env: dict[Value, Any], setting: Setting) -> None:
+def evaluate(
+    nodes: Sequence[Node | RuntimeOp], env: dict[Value, Any], context: EvalContext
+) -> None:
     """Extends `env` by what `nodes` compute."""
     for node in nodes:
         match node:
             case Op():
-                outs = _apply(node, env, setting)
+                outs = _apply(node, env, context)
                 for value, out in zip(node.outputs, outs, strict=True):
                     if value is not None:
                         env[value] = out
             case Constant():
-                env[node.output] = jnp.asarray(node.arrays[setting.extent])
-            case Local():
+                env[node.output] = jnp.asarray(node.arrays[context.extent])
+            case RuntimeOp():
                 outs = node.function(*(env[v] for v in node.inputs))
                 env.update(zip(node.outputs, outs, strict=True))
             case Loop():
-                _scan(node, env, setting)
+                _scan(node, env, context)
             case _:
                 raise AssertionError(f"{type(node).__name__} cannot be compiled")
 
 
-def _apply(op: Op, env: Mapping[Value, Any], setting: Setting) -> Sequence[Any]:
-    eqn: Eqn = op.eqns[setting.extent]
+def _apply(op: Op, env: Mapping[Value, Any], context: EvalContext) -> Sequence[Any]:
+    eqn: Eqn = op.eqns[context.extent]
     args = [
         variable.val if value is None else env[value]
         for value, variable in zip(op.inputs, eqn.invars, strict=True)
     ]
-    if op.path in setting.replacements:
-        return setting.replacements[op.path](args)
-    eqn = with_kernels(eqn, setting.kernels)
-    if setting.group > 1:
+    if op.path in context.replacements:
+        return context.replacements[op.path](args)
+    eqn = with_kernels(eqn, context.kernels)
+    if context.group > 1:
         if eqn.primitive is all_reduce_p:
             return reduce_over_axis(eqn.params["operation"], args, REPLICA_AXIS)
-        eqn = with_axis_reductions(eqn, REPLICA_AXIS, setting.group)
-    return bind(without_barriers(eqn) if setting.inline else eqn, args)
+        eqn = with_axis_reductions(eqn, REPLICA_AXIS, context.group)
+    return bind(without_barriers(eqn) if context.inline else eqn, args)
 
 
-def _scan(loop: Loop, env: dict[Value, Any], setting: Setting) -> None:
+def _scan(loop: Loop, env: dict[Value, Any], context: EvalContext) -> None:
     def body(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         inner = dict(env)
         inner.update(zip((c.inside for c in loop.carries), carry, strict=True))
         inner.update(zip((s.inside for s in loop.slices), xs, strict=True))
-        evaluate(loop.body, inner, setting)
+        evaluate(loop.body, inner, context)
         return [inner[c.next] for c in loop.carries], [inner[s.element] for s in loop.stacks]
 
     carry, ys = lax.scan(
@@ -98,7 +100,7 @@ def training_chunk(
     start: Any,
     count: Any,
     buffers: Sequence[Any],
-    setting: Setting,
+    context: EvalContext,
 ) -> tuple[list[Any], list[Any]]:
     """`count` iterations of a training loop that needs no messages: last state, all metrics.
 
@@ -112,7 +114,7 @@ def training_chunk(
         inner.update(zip((c.inside for c in loop.carries), carry, strict=True))
         if loop.counter is not None:
             inner[loop.counter] = start + k
-        evaluate(loop.body, inner, setting)
+        evaluate(loop.body, inner, context)
         values = [inner[s.element] for s in loop.stacks]
         kept = [
             lax.dynamic_update_index_in_dim(buffer, value, k, 0)

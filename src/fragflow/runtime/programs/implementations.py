@@ -13,7 +13,7 @@ from fragflow.errors import ConfigError, did_you_mean
 from fragflow.graph.ir import FDG, Fragment, Op, walk
 from fragflow.graph.probe.relation import distance
 from fragflow.runtime.planning.plan import Plan
-from fragflow.runtime.programs.kernel_marks import Computed, marked
+from fragflow.runtime.programs.kernel_scopes import Computed, marked
 
 
 class Way(NamedTuple):

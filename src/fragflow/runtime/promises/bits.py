@@ -18,7 +18,7 @@ from fragflow.graph.ir import FDG
 from fragflow.graph.probe.double_precision import compiled, in_double
 from fragflow.graph.probe.relation import distance
 from fragflow.graph.probe.stand_in_environment import host_answer
-from fragflow.graph.tracing.trace import Traced, components_in
+from fragflow.graph.tracing.trace import Tracer, components_in
 from fragflow.policies.policy import Deployment, Place, Policy
 from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.programs.assembly import devices_for
@@ -45,7 +45,7 @@ class Difference:
 
 def other_bits(
     fdg: FDG,
-    source: Traced,
+    source: Tracer,
     state: Mapping[str, Any],
     sources: Mapping[str, np.ndarray],
     *,
@@ -82,7 +82,7 @@ def _iterations(total: int) -> tuple[int, ...]:
     return (0, 1, max(2, total - 1))
 
 
-def _undivided(source: Traced, is_deterministic: bool) -> FDG:
+def _undivided(source: Tracer, is_deterministic: bool) -> FDG:
     """The graph of one fragment that has everything."""
     everything = tuple(sorted(components_in(source.at(source.extent))))
     on_host = isinstance(source.environment, Host | HostEnvironment)

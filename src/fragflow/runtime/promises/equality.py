@@ -9,21 +9,21 @@ from fragflow.graph.analyses.recovery import host_of
 from fragflow.graph.extent import Extent
 from fragflow.graph.ir import FDG, Fragment
 from fragflow.graph.probe.probe import is_divided
-from fragflow.graph.tracing.trace import Traced
+from fragflow.graph.tracing.trace import Tracer
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.programs.devices import are_loops_apart, processor_of
 from fragflow.runtime.promises.bits import Difference
 from fragflow.runtime.promises.probing import NOT_PROVEN, SWITCHED_OFF, Tried
 from fragflow.runtime.promises.selftest import components_with_other_bits, rounding_glue
 
-LARGEST_ROUNDING = 0.1
+MAX_ROUNDING = 0.1
 """relative: an optimiser makes a whole step of a gradient that is a rounding error"""
 REPORT = "Please report it, unless an implementation of your own computes something else"
 
 
 def equality(
     fdg: FDG,
-    source: Traced,
+    source: Tracer,
     deterministic: bool,
     observer: Observer,
     promise: Tried,
@@ -45,7 +45,7 @@ def equality(
         return claimed
     if found.distance is None:
         return f"different: {found}"
-    if found.distance > LARGEST_ROUNDING:
+    if found.distance > MAX_ROUNDING:
         return f"different: {found}, which is no rounding; the probe found nothing. {REPORT}"
     return with_figures(f"rounding: {found}", promise)
 
@@ -80,7 +80,7 @@ def with_figures(claimed: str, promise: Tried) -> str:
     return f"{claimed} (probe: {found}{'' if promise.proven else f'; {NOT_PROVEN}'})"
 
 
-def _claimed(fdg: FDG, source: Traced, deterministic: bool, observer: Observer) -> str:
+def _claimed(fdg: FDG, source: Tracer, deterministic: bool, observer: Observer) -> str:
     """What follows from the graph, and from trying its components one by one."""
     if fdg.server is not None:
         return "different: messages are handled as they come, and what is learnt depends on timing"

@@ -31,7 +31,7 @@ from fragflow.graph.probe import (
 from fragflow.graph.probe import probe as probe_module
 from fragflow.graph.probe.fingerprint import fingerprint, of_programs
 from fragflow.graph.probe.probe import Verdict, is_divided, is_large, of_environments, probe
-from fragflow.graph.tracing.trace import Traced
+from fragflow.graph.tracing.trace import Tracer
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.promises.remembered import recall, remember
 from fragflow.runtime.promises.selftest import operation_that_differs
@@ -73,7 +73,7 @@ SWITCHED_OFF = Tried(text="switched off", wanted=False)
 
 
 def tried(
-    graph: Callable[[], tuple[FDG, Traced]],
+    graph: Callable[[], tuple[FDG, Tracer]],
     first: Sequence[Any],
     observer: Observer,
     *,
@@ -115,7 +115,7 @@ def tried(
     return Tried(text=text, verdict=verdict, seconds=seconds, proven=not fdg.unproven)
 
 
-def _try_environment(source: Traced) -> str:
+def _try_environment(source: Tracer) -> str:
     """Tries whether environments look at their neighbours, where the probe does not see it.
 
     Once for each environment: by its programs. If it could not be tried, why.
@@ -139,7 +139,7 @@ def _try_environment(source: Traced) -> str:
     return ""
 
 
-def _tried_apart(source: Traced) -> Environment | None:
+def _tried_apart(source: Tracer) -> Environment | None:
     """An environment that a stand-in plays, or that calls Python, which is given all parts."""
     environment = source.environment
     if isinstance(environment, Host | HostEnvironment):
@@ -148,7 +148,7 @@ def _tried_apart(source: Traced) -> Environment | None:
     return environment if is_hidden else None
 
 
-def _played(source: Traced, untried: str = "") -> str:
+def _played(source: Tracer, untried: str = "") -> str:
     """By whom environments were played, if not simply by themselves."""
     if _tried_apart(source) is None:
         return ""

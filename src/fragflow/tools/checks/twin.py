@@ -24,7 +24,7 @@ from fragflow.tools.checks.contract import Finding, sample
 StateMap: TypeAlias = Callable[[Any, Any], object]
 """puts the original, the second argument, into the port's state, the first"""
 
-LONGEST_HOLDS = (1, 5, 20, 80)
+MAX_HOLDS = (1, 5, 20, 80)
 """one environment each: for how many steps it repeats an action at most. Longer ones get around
 further, to goals and walls that no trembling reaches"""
 STEPS = 1000
@@ -80,7 +80,7 @@ class TwinChecker:
         tallies = {name: Tally(self.tolerance) for name in ("observation", "reward")}
         tallies |= {name: Tally(0.0, is_flag=True) for name in ("terminated", "truncated")}
         try:
-            for index in range(len(LONGEST_HOLDS)):
+            for index in range(len(MAX_HOLDS)):
                 self._play(index, action, tallies)
         except ConfigError:
             raise  # of the state map
@@ -118,7 +118,7 @@ class TwinChecker:
                 self._set_state(state, player.batch)
                 if t == held_until:
                     action = sample(space, rng, 1)
-                    held_until += int(rng.integers(1, LONGEST_HOLDS[index] + 1))
+                    held_until += int(rng.integers(1, MAX_HOLDS[index] + 1))
                 ours = self._step(state, action[0], key, t)
                 theirs = player.step(action)
                 terminated = bool(ours.terminated)

@@ -13,7 +13,7 @@ from fragflow.api.environment import teams_of
 from fragflow.errors import ConfigError
 from fragflow.runtime.hosts.pool import HostPlayer
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Where episodes are cut off that do not end by themselves."""
 
 
@@ -58,7 +58,7 @@ class Evaluator:
         environment: Any,
         *,
         episodes: int = 100,
-        max_steps: int = MOST_STEPS,
+        max_steps: int = MAX_STEPS,
         explore: bool = False,
     ):
         if episodes < 1:
@@ -132,7 +132,7 @@ class HostEvaluator:
         environment: HostEnvironment,
         *,
         episodes: int = 100,
-        max_steps: int = MOST_STEPS,
+        max_steps: int = MAX_STEPS,
         explore: bool = False,
     ):
         if episodes < 1:

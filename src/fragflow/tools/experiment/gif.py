@@ -10,7 +10,7 @@ import numpy as np
 from fragflow.errors import ConfigError
 from fragflow.tools.experiment.evaluate import within_bounds
 
-MOST_STEPS = 1000
+MAX_STEPS = 1000
 MILLISECONDS = 60
 """that each picture is shown"""
 
@@ -23,7 +23,7 @@ def record(
     *,
     seed: int = 0,
     explore: bool = False,
-    most_steps: int = MOST_STEPS,
+    most_steps: int = MAX_STEPS,
 ) -> int:
     """Plays one episode and writes its pictures to `path`; how many there are."""
     check_drawable(environment, path)

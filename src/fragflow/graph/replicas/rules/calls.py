@@ -16,7 +16,7 @@ from fragflow._jax import (
     scan_of,
     while_of,
 )
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import (
     STRUCTURE,
     UNIFORM,
@@ -33,11 +33,11 @@ Walk = Callable[[ClosedJaxpr, ClosedJaxpr, Sequence[Kind]], list[Kind]]
 Kinds = tuple[Kind, ...]
 
 
-def _all(kind: Kind, pair: Pair) -> list[Kind]:
+def _all(kind: Kind, pair: EqnPair) -> list[Kind]:
     return [kind] * len(pair.a.outvars)
 
 
-def call(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
+def call(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
     a, b = called_by(pair.a), called_by(pair.b)
     assert a is not None
     assert b is not None
@@ -86,7 +86,7 @@ def _lost(first: Sequence[Kind], carry: Sequence[Kind]) -> bool:
     return any(c.tag is Tag.MIXED is not f.tag for f, c in zip(first, carry, strict=True))
 
 
-def scan(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
+def scan(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
     loop, other = scan_of(pair.a), scan_of(pair.b)
     consts, count = loop.consts, loop.carries
     if (consts, count, loop.reverse) != (other.consts, other.carries, other.reverse):
@@ -114,7 +114,7 @@ def _is_row_map(consts: Sequence[Kind], slices: Sequence[Kind]) -> bool:
     )
 
 
-def _row_map(pair: Pair, walk: Walk) -> list[Kind]:
+def _row_map(pair: EqnPair, walk: Walk) -> list[Kind]:
     """One row's work, which must be the same for every row of both traces."""
     a, b = scan_of(pair.a).body, scan_of(pair.b).body
     inner = walk(a, b, [UNIFORM] * len(pair.a.invars))
@@ -126,7 +126,7 @@ def _row_map(pair: Pair, walk: Walk) -> list[Kind]:
     return _all(varying(0) if bad is None else bad, pair)
 
 
-def while_(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
+def while_(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
     loop, other = while_of(pair.a), while_of(pair.b)
     test_consts, consts = loop.test_consts, loop.consts
     if (test_consts, consts) != (other.test_consts, other.consts):
@@ -147,7 +147,7 @@ def while_(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
     return _all(bad or mixed(reason, pair.line), pair)
 
 
-def _ends_by_row(pair: Pair, test: Kind, carry: list[Kind]) -> bool:
+def _ends_by_row(pair: EqnPair, test: Kind, carry: list[Kind]) -> bool:
     """Whether a loop was vmapped: its condition has rows, and each row ends by itself.
 
     The primitive's own meaning is then that rows which have ended keep what they have. A condition
@@ -161,7 +161,7 @@ def _ends_by_row(pair: Pair, test: Kind, carry: list[Kind]) -> bool:
     )
 
 
-def cond(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
+def cond(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
     bad = first_mixed(kinds[:1])
     if kinds[0].tag is not Tag.UNIFORM or (kinds[0].degree and not kinds[0].zero):
         reason = "is chosen by a condition that differs from replica to replica"
@@ -176,7 +176,7 @@ def cond(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
     return [r or UNIFORM for r in results]
 
 
-def linear_solve(pair: Pair, kinds: Kinds, walk: Walk) -> list[Kind]:
+def linear_solve(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
     """What runs is `solve`; the other functions are there for derivatives."""
     (a, used), (b, used_too) = linear_solve_of(pair.a), linear_solve_of(pair.b)
     # JAX lets a solution have other types than it says, and casts it.

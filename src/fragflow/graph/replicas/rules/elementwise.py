@@ -7,7 +7,7 @@ from itertools import permutations
 
 import numpy as np
 
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import (
     COUNT,
     LOCAL,
@@ -23,7 +23,7 @@ from fragflow.graph.replicas.kinds import (
 )
 
 Kinds = tuple[Kind, ...]
-Rule = Callable[[Pair, Kinds], Kind | list[Kind]]
+Rule = Callable[[EqnPair, Kinds], Kind | list[Kind]]
 
 UNARY = frozenset(("neg", "convert_element_type", "copy", "copy_p", "name", "real", "imag", "conj"))
 """linear functions of one value"""
@@ -31,7 +31,7 @@ SUMS = frozenset(("add", "sub", "add_any"))
 _OPPOSITE = {"max": "min", "min": "max"}
 
 
-def layout_of(pair: Pair, kinds: Kinds) -> Kind | None:
+def layout_of(pair: EqnPair, kinds: Kinds) -> Kind | None:
     """The common layout of the varying operands, or a mixed kind if they have none."""
     found = [k for k in kinds if k.tag is Tag.VARYING]
     if not found:
@@ -42,7 +42,7 @@ def layout_of(pair: Pair, kinds: Kinds) -> Kind | None:
     return firm
 
 
-def elementwise(pair: Pair, kinds: Kinds) -> Kind:
+def elementwise(pair: EqnPair, kinds: Kinds) -> Kind:
     rows = [k for k in kinds if k.tag is Tag.ROW]
     if rows:
         return _of_row_numbers(pair, kinds, rows[0])
@@ -64,7 +64,7 @@ def elementwise(pair: Pair, kinds: Kinds) -> Kind:
     return replace(layout, degree=degree, flexible=flexible, zero=zero)
 
 
-def _of_row_numbers(pair: Pair, kinds: Kinds, row: Kind) -> Kind:
+def _of_row_numbers(pair: EqnPair, kinds: Kinds, row: Kind) -> Kind:
     """JAX asks of every index whether it is negative; a row's number is not."""
     if pair.name in ("convert_element_type", "copy"):
         new = pair.a.outvars[0].aval.dtype
@@ -102,7 +102,7 @@ def _is_finite(kind: Kind) -> bool:
     return kind.values is not None and all(math.isfinite(value) for value in kind.values)
 
 
-def _of_partials(pair: Pair, kinds: Kinds, parts: list[Kind]) -> Kind:
+def _of_partials(pair: EqnPair, kinds: Kinds, parts: list[Kind]) -> Kind:
     """A function of partial values: fine if it commutes with the reduction that must follow."""
     name, part = pair.name, parts[0]
     refused = mixed(LOCAL, part.line)

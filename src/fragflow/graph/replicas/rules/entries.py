@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import is_key
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import (
     COUNT,
     LOCAL,
@@ -35,7 +35,7 @@ WHOLE_MEAN = "is a mean of whole numbers, which need not be one: make them float
 NUMBERED = "numbers a replica's environments from zero"
 
 
-def side_by_side(pair: Pair, kinds: Kinds) -> Kind | None:
+def side_by_side(pair: EqnPair, kinds: Kinds) -> Kind | None:
     """What operands are together if none of them has the environment axis."""
     if any(k.tag in (Tag.VARYING, Tag.ROW) for k in kinds):
         return None
@@ -43,11 +43,11 @@ def side_by_side(pair: Pair, kinds: Kinds) -> Kind | None:
 
 
 def moving(
-    follow: Callable[[Pair, Kind], Kind | int | None], what: str, *, keeps_zero: bool = True
+    follow: Callable[[EqnPair, Kind], Kind | int | None], what: str, *, keeps_zero: bool = True
 ) -> Rule:
     """A rule for operations on one array, from where they move the environment axis to."""
 
-    def rule(pair: Pair, kinds: Kinds) -> Kind:
+    def rule(pair: EqnPair, kinds: Kinds) -> Kind:
         first = kinds[0] if keeps_zero else replace(kinds[0], zero=False)
         if first.tag is not Tag.VARYING:
             return first
@@ -59,7 +59,7 @@ def moving(
     return rule
 
 
-def broadcast_in_dim(pair: Pair, kinds: Kinds) -> Kind:
+def broadcast_in_dim(pair: EqnPair, kinds: Kinds) -> Kind:
     kind = kinds[0]
     target = pair.params["broadcast_dimensions"]
     has_axis = kind.tag in (Tag.VARYING, Tag.ROW)
@@ -77,7 +77,7 @@ def broadcast_in_dim(pair: Pair, kinds: Kinds) -> Kind:
     return varying(made[0], inner=inner, flexible=True, degree=kind.degree, zero=kind.zero)
 
 
-def iota(pair: Pair, _: Kinds) -> Kind:
+def iota(pair: EqnPair, _: Kinds) -> Kind:
     made = pair.output_sized()
     if not made:
         return UNIFORM
@@ -92,7 +92,7 @@ def iota(pair: Pair, _: Kinds) -> Kind:
     return varying(made[0], inner=inner or 1, flexible=True)
 
 
-def reshape(pair: Pair, kinds: Kinds) -> Kind:
+def reshape(pair: EqnPair, kinds: Kinds) -> Kind:
     kind = kinds[0]
     if pair.params.get("dimensions") is not None:
         return mixed("reorders entries while it reshapes", pair.line)
@@ -135,18 +135,18 @@ def _stays_apart(old: tuple[int, ...], axis: int, new: tuple[int, ...], made: in
     )
 
 
-def squeeze(pair: Pair, kind: Kind) -> int:
+def squeeze(pair: EqnPair, kind: Kind) -> int:
     return kind.axis - sum(d < kind.axis for d in pair.params["dimensions"])
 
 
-def transpose(pair: Pair, kind: Kind) -> int:
+def transpose(pair: EqnPair, kind: Kind) -> int:
     return tuple(pair.params["permutation"]).index(kind.axis)
 
 
-def along(parameter: str) -> Callable[[Pair, Kind], int | None]:
+def along(parameter: str) -> Callable[[EqnPair, Kind], int | None]:
     """Fine unless it works along the environment axis."""
 
-    def follow(pair: Pair, kind: Kind) -> int | None:
+    def follow(pair: EqnPair, kind: Kind) -> int | None:
         axes = pair.params[parameter]
         axes = axes if isinstance(axes, tuple | list) else (axes,)
         return None if kind.axis in axes else kind.axis
@@ -154,18 +154,18 @@ def along(parameter: str) -> Callable[[Pair, Kind], int | None]:
     return follow
 
 
-def fft(pair: Pair, kind: Kind) -> int | None:
+def fft(pair: EqnPair, kind: Kind) -> int | None:
     axes = len(pair.a.invars[0].aval.shape) - len(pair.params["fft_lengths"])
     return kind.axis if kind.axis < axes else None
 
 
-def slice_(pair: Pair, kind: Kind) -> Kind | int | None:
+def slice_(pair: EqnPair, kind: Kind) -> Kind | int | None:
     if pair.keeps_length(kind.axis):
         return kind.axis
     return _team(pair, kind) if kind.joint else None
 
 
-def _team(pair: Pair, kind: Kind) -> Kind | None:
+def _team(pair: EqnPair, kind: Kind) -> Kind | None:
     """A slice of several teams' agents, if it takes those of one."""
     ends = [sum(pair.teams[: k + 1]) for k in range(len(pair.teams))]
     bounds = [(end - size, end) for end, size in zip(ends, pair.teams, strict=True)]
@@ -182,7 +182,7 @@ def _team(pair: Pair, kind: Kind) -> Kind | None:
     return replace(kind, joint=False, inner=(small[1] - small[0]) // pair.sizes[1])
 
 
-def pad(pair: Pair, kinds: Kinds) -> Kind:
+def pad(pair: EqnPair, kinds: Kinds) -> Kind:
     same = side_by_side(pair, kinds)
     if same is not None:
         return same
@@ -197,7 +197,7 @@ def pad(pair: Pair, kinds: Kinds) -> Kind:
     return replace(operand, degree=degree, zero=operand.zero and filling.zero)
 
 
-def concatenate(pair: Pair, kinds: Kinds) -> Kind:
+def concatenate(pair: EqnPair, kinds: Kinds) -> Kind:
     dimension = pair.params["dimension"]
     if any(k.tag is Tag.ROW for k in kinds):
         return _indices(pair, kinds, dimension)
@@ -212,7 +212,7 @@ def concatenate(pair: Pair, kinds: Kinds) -> Kind:
     return joined
 
 
-def _indices(pair: Pair, kinds: Kinds, dimension: int) -> Kind:
+def _indices(pair: EqnPair, kinds: Kinds, dimension: int) -> Kind:
     """Columns of indices, one of which are the rows' own numbers."""
     column = next(i for i, k in enumerate(kinds) if k.tag is Tag.ROW)
     row, shape = kinds[column], pair.a.outvars[0].aval.shape
@@ -228,7 +228,7 @@ def _indices(pair: Pair, kinds: Kinds, dimension: int) -> Kind:
     return mixed(row.reason, row.line)
 
 
-def stack(pair: Pair, kinds: Kinds) -> Kind:
+def stack(pair: EqnPair, kinds: Kinds) -> Kind:
     same = side_by_side(pair, kinds)
     if same is not None:
         return same
@@ -238,11 +238,11 @@ def stack(pair: Pair, kinds: Kinds) -> Kind:
     return replace(joined, axis=joined.axis + (pair.params["axis"] <= joined.axis))
 
 
-def tile(pair: Pair, kind: Kind) -> int | None:
+def tile(pair: EqnPair, kind: Kind) -> int | None:
     return kind.axis if pair.params["reps"][kind.axis] == 1 else None
 
 
-def sort(pair: Pair, kinds: Kinds) -> Kind:
+def sort(pair: EqnPair, kinds: Kinds) -> Kind:
     layout = layout_of(pair, kinds)
     if layout is None:
         return UNIFORM
@@ -254,7 +254,7 @@ def sort(pair: Pair, kinds: Kinds) -> Kind:
 def accumulated(reduction: str) -> Rule:
     """Cumulative sums and the like: as the reduction, but along another axis than environments'."""
 
-    def rule(pair: Pair, kinds: Kinds) -> Kind:
+    def rule(pair: EqnPair, kinds: Kinds) -> Kind:
         kind = replace(kinds[0], zero=kinds[0].zero and reduction == "sum")
         if kind.tag is Tag.PARTIAL and kind.reduction != reduction:
             return mixed(LOCAL, kind.line)
@@ -266,7 +266,7 @@ def accumulated(reduction: str) -> Rule:
 
 
 def reduction(kind_of: str) -> Rule:
-    def rule(pair: Pair, kinds: Kinds) -> Kind:
+    def rule(pair: EqnPair, kinds: Kinds) -> Kind:
         kind, axes = kinds[0], pair.params["axes"]
         if kind_of != "sum":
             kind = replace(kind, zero=False)
@@ -302,7 +302,7 @@ def product(kinds: Kinds) -> Kind | None:
     return mixed(LOCAL, parts[0].line)
 
 
-def dot_general(pair: Pair, kinds: Kinds) -> Kind:
+def dot_general(pair: EqnPair, kinds: Kinds) -> Kind:
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = pair.params["dimension_numbers"]
     lhs, rhs = kinds
     plain = product(kinds)
@@ -333,7 +333,7 @@ def dot_general(pair: Pair, kinds: Kinds) -> Kind:
     return mixed("multiplies environments with one another", pair.line)
 
 
-def convolution(pair: Pair, kinds: Kinds) -> Kind:
+def convolution(pair: EqnPair, kinds: Kinds) -> Kind:
     """Rows of images with one kernel; or, in a gradient, a sum over images by their kernels."""
     numbers = pair.params["dimension_numbers"]
     (lhs_rows, lhs_features), (_, rhs_features) = numbers.lhs_spec[:2], numbers.rhs_spec[:2]
@@ -352,7 +352,7 @@ def convolution(pair: Pair, kinds: Kinds) -> Kind:
     return mixed("convolves environments with one another", pair.line)
 
 
-def all_reduce(pair: Pair, kinds: Kinds) -> list[Kind]:
+def all_reduce(pair: EqnPair, kinds: Kinds) -> list[Kind]:
     operation = pair.params["operation"]
     if any(is_key(v.aval) for v in pair.a.invars):
         return [mixed(f"is a random key, to which all_{operation} is applied", pair.line)] * len(
@@ -388,7 +388,7 @@ def reduced(kind: Kind, operation: str, line: str) -> Kind:
     return kind
 
 
-def host_call(pair: Pair, kinds: Kinds) -> Kind:
+def host_call(pair: EqnPair, kinds: Kinds) -> Kind:
     """Environments on the host answer row by row."""
     if all(k.tag is Tag.VARYING and k.axis == 0 and aligned(k, varying(0)) for k in kinds):
         return varying(0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fragflow._jax import applied_by, draws_together, is_key
-from fragflow.graph.replicas.eqn_pair import Pair
+from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import (
     COUNT,
     LOCAL,
@@ -44,7 +44,7 @@ _OTHERS = "is indexed by something that differs from replica to replica"
 def of_keys(rule: Rule) -> Rule:
     """A rule for what takes some entries of an array, which says what is wrong where it is keys."""
 
-    def told(pair: Pair, kinds: Kinds) -> Kind | list[Kind]:
+    def told(pair: EqnPair, kinds: Kinds) -> Kind | list[Kind]:
         result = rule(pair, kinds)
         is_mixed = isinstance(result, Kind) and result.tag is Tag.MIXED
         is_key_of_row = kinds[0].tag is Tag.VARYING and is_key(pair.a.invars[0].aval)
@@ -57,7 +57,7 @@ def _are_indices(kinds: Kinds) -> bool:
     return all(k.tag is Tag.UNIFORM and (k.zero or not k.degree) for k in kinds)
 
 
-def dynamic_slice(pair: Pair, kinds: Kinds) -> Kind:
+def dynamic_slice(pair: EqnPair, kinds: Kinds) -> Kind:
     if not _are_indices(kinds[1:]):
         return mixed(_OTHERS, pair.line)
     kind = kinds[0]
@@ -66,7 +66,7 @@ def dynamic_slice(pair: Pair, kinds: Kinds) -> Kind:
     return mixed(INDEXED, pair.line)
 
 
-def dynamic_update_slice(pair: Pair, kinds: Kinds) -> Kind:
+def dynamic_update_slice(pair: EqnPair, kinds: Kinds) -> Kind:
     if not _are_indices(kinds[2:]):
         return mixed(_OTHERS, pair.line)
     operand, update = kinds[:2]
@@ -81,7 +81,7 @@ def dynamic_update_slice(pair: Pair, kinds: Kinds) -> Kind:
     return together((operand, update), pair.line)
 
 
-def _fills_with(pair: Pair) -> Any:
+def _fills_with(pair: EqnPair) -> Any:
     """What a gather gives beyond the end: None if nothing; NaN is NaN however it is scaled."""
     value = pair.params.get("fill_value")
     if "FILL" not in str(pair.params.get("mode")) or value is None:
@@ -89,7 +89,7 @@ def _fills_with(pair: Pair) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def gather(pair: Pair, kinds: Kinds) -> Kind:
+def gather(pair: EqnPair, kinds: Kinds) -> Kind:
     operand, indices = kinds
     dims = pair.params["dimension_numbers"]
     rank = len(pair.a.outvars[0].aval.shape)
@@ -144,19 +144,19 @@ def gather(pair: Pair, kinds: Kinds) -> Kind:
     return operand
 
 
-def _takes_all(pair: Pair, axis: int) -> bool:
+def _takes_all(pair: EqnPair, axis: int) -> bool:
     return all(
         e.params["slice_sizes"][axis] == e.invars[0].aval.shape[axis] for e in (pair.a, pair.b)
     )
 
 
-def _column(pair: Pair, indices: Kind) -> int | None:
+def _column(pair: EqnPair, indices: Kind) -> int | None:
     """Which column of indices are row numbers; None if several are, or may be."""
     is_only = pair.a.invars[1].aval.shape[-1] == 1
     return indices.column if indices.column >= 0 else 0 if is_only else None
 
 
-def _own_entries(pair: Pair, operand: Kind, indices: Kind, batch: list[int]) -> Kind:
+def _own_entries(pair: EqnPair, operand: Kind, indices: Kind, batch: list[int]) -> Kind:
     """x[arange(n), i]: every row's own entries, if it is the row's number that finds the row."""
     dims = pair.params["dimension_numbers"]
     column = _column(pair, indices)
@@ -174,7 +174,7 @@ def _own_entries(pair: Pair, operand: Kind, indices: Kind, batch: list[int]) -> 
 
 
 def scatter(adds: bool) -> Rule:
-    def rule(pair: Pair, kinds: Kinds) -> Kind:
+    def rule(pair: EqnPair, kinds: Kinds) -> Kind:
         operand, indices, updates = kinds
         if indices.tag is Tag.PARTIAL:
             return mixed(LOCAL, indices.line)
@@ -227,7 +227,7 @@ def scatter(adds: bool) -> Rule:
     return rule
 
 
-def _covers(pair: Pair, kinds: Kinds) -> bool:
+def _covers(pair: EqnPair, kinds: Kinds) -> bool:
     """Whether updates have a row for each of the operand's, along a window as long as it is."""
     operand, _, updates = kinds
     dims = pair.params["dimension_numbers"]
@@ -244,7 +244,7 @@ def _covers(pair: Pair, kinds: Kinds) -> bool:
     )
 
 
-def _own_places(pair: Pair, kinds: Kinds, result: Kind, batch: list[int]) -> Kind:
+def _own_places(pair: EqnPair, kinds: Kinds, result: Kind, batch: list[int]) -> Kind:
     """x.at[arange(n), i]: every row writes into itself."""
     operand, indices, updates = kinds
     dims = pair.params["dimension_numbers"]
@@ -274,7 +274,7 @@ def _sums_up(kinds: Kinds, batch: list[int]) -> bool:
     )
 
 
-def random_bits(pair: Pair, kinds: Kinds) -> Kind:
+def random_bits(pair: EqnPair, kinds: Kinds) -> Kind:
     kind = kinds[0]
     if kind.tag is Tag.VARYING and draws_together(pair.a):
         return mixed(FROM_ONE_KEY, pair.line)
@@ -284,14 +284,14 @@ def random_bits(pair: Pair, kinds: Kinds) -> Kind:
     return replace(kind, zero=False)
 
 
-def fold_in(pair: Pair, kinds: Kinds) -> Kind | list[Kind]:
+def fold_in(pair: EqnPair, kinds: Kinds) -> Kind | list[Kind]:
     if kinds[0].tag is Tag.VARYING and draws_together(pair.a):
         return mixed(FROM_ONE_KEY, pair.line)
     return elementwise(pair, kinds)
 
 
 def window(kind_of: str) -> Rule:
-    def rule(pair: Pair, kinds: Kinds) -> Kind:
+    def rule(pair: EqnPair, kinds: Kinds) -> Kind:
         kind = replace(kinds[0], zero=kinds[0].zero and kind_of == "sum")
         if kind.tag is not Tag.VARYING:
             return kind
@@ -303,7 +303,7 @@ def window(kind_of: str) -> Rule:
 POOLED = "is pooled along the environment axis"
 
 
-def _is_apart(pair: Pair, axis: int) -> bool:
+def _is_apart(pair: EqnPair, axis: int) -> bool:
     """Whether a window is one row long, and rows are neither left out nor added."""
     params = pair.params
     dilations = [params.get(name) for name in ("base_dilation", "window_dilation")]
@@ -315,7 +315,7 @@ def _is_apart(pair: Pair, axis: int) -> bool:
     )
 
 
-def select_and_scatter_add(pair: Pair, kinds: Kinds) -> Kind:
+def select_and_scatter_add(pair: EqnPair, kinds: Kinds) -> Kind:
     """The gradient of a maximum over windows: what is chosen does not depend on a scale."""
     source, operand = kinds
     if source.tag is operand.tag is Tag.UNIFORM:
@@ -329,14 +329,14 @@ def select_and_scatter_add(pair: Pair, kinds: Kinds) -> Kind:
     return replace(firm, degree=source.degree, zero=source.zero, flexible=False)
 
 
-def split(pair: Pair, kinds: Kinds) -> list[Kind]:
+def split(pair: EqnPair, kinds: Kinds) -> list[Kind]:
     kind = kinds[0]
     if kind.tag is Tag.VARYING and kind.axis == pair.params["axis"]:
         return [mixed("takes some rows of the environment axis", pair.line)] * len(pair.a.outvars)
     return [kind] * len(pair.a.outvars)
 
 
-def unstack(pair: Pair, kinds: Kinds) -> list[Kind]:
+def unstack(pair: EqnPair, kinds: Kinds) -> list[Kind]:
     kind, axis = kinds[0], pair.params["axis"]
     if kind.tag is Tag.VARYING:
         if kind.axis == axis:
@@ -346,9 +346,9 @@ def unstack(pair: Pair, kinds: Kinds) -> list[Kind]:
     return [kind] * len(pair.a.outvars)
 
 
-def same_axis(_: Pair, kinds: Kinds) -> Kind:
+def same_axis(_: EqnPair, kinds: Kinds) -> Kind:
     return replace(kinds[0], zero=False)
 
 
-def barrier(_: Pair, kinds: Kinds) -> list[Kind]:
+def barrier(_: EqnPair, kinds: Kinds) -> list[Kind]:
     return list(kinds)

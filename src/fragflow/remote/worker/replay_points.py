@@ -1,7 +1,7 @@
 """Marks where an expendable process stands, so that another one can go on in its place.
 
 After every iteration it tells the coordinator what nobody else knows: the state of its
-environments. What it was sent is kept by the senders. A replacement begins some marks back; what it
+environments. What it was sent is kept by the senders. A replacement begins some replay points back; what it
 makes again is what its predecessor made, so receivers drop what they have already.
 """
 
@@ -12,73 +12,77 @@ import numpy as np
 
 from fragflow.graph.analyses.recovery import mirrors
 from fragflow.graph.ir import Transfer
-from fragflow.remote.protocol.jobs import Mark, Order
-from fragflow.remote.transport.mailbox import Post
-from fragflow.runtime.drivers.driver import Crew
+from fragflow.remote.protocol.jobs import Job, ReplayPoint
+from fragflow.remote.transport.mailbox import SocketChannels
+from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.traffic import together
 from fragflow.runtime.planning.messages import incoming
 
 
-class Marker:
-    """Runs the crew of an expendable process, one iteration at a time."""
+class ReplayPoints:
+    """Runs the driver of an expendable process, one iteration at a time."""
 
-    def __init__(self, order: Order, crew: Crew, post: Post, tell: Callable[[str, Any], None]):
-        self._fdg = order.fdg
-        self._crew = crew
-        self._post = post
+    def __init__(
+        self, job: Job, driver: Driver, channels: SocketChannels, tell: Callable[[str, Any], None]
+    ):
+        self._fdg = job.fdg
+        self._driver = driver
+        self._channels = channels
         self._tell = tell
         self._forgotten: Mapping[int, int] | None = None
         self._behind: list[Transfer] = []
         """messages whose last number must be taken again: it brought state, which is lost"""
-        if order.resume is not None:
-            self._take_over(order, order.resume)
+        if job.resume is not None:
+            self._take_over(job, job.resume)
 
     def run(self, start: int, count: int) -> None:
         for transfer in self._behind:
             self._take_again(transfer)
         self._behind = []
         for index in range(start, start + count):
-            made = self._crew.run(index, 1)
-            self._mark(index, {worker.name: metrics for worker, metrics in made.items()})
+            made = self._driver.run(index, 1)
+            self._tell_point(index, {worker.name: metrics for worker, metrics in made.items()})
 
     def forget(self, counts: Mapping[int, int]) -> None:
         """A replacement will begin with these counts or later ones. From any thread."""
         self._forgotten = counts
 
-    def _take_over(self, order: Order, counts: Mapping[int, int]) -> None:
+    def _take_over(self, job: Job, counts: Mapping[int, int]) -> None:
         counts = dict(counts)
         for transfer in self._fdg.transfers:
-            worker = self._crew.workers.get(transfer.target)
+            worker = self._driver.workers.get(transfer.target)
             if worker is None:
                 continue
             brought = mirrors(self._fdg, worker.part.fragment)
-            lanes = [lane.number for lane in order.lanes if lane.route[0] == transfer.name]
+            routes = [route.number for route in job.routes if route.key[0] == transfer.name]
             has_state = any(parcel.value in brought for parcel in transfer.parcels)
-            if has_state and any(counts[number] for number in lanes):
+            if has_state and any(counts[number] for number in routes):
                 self._behind.append(transfer)
-                counts |= {number: max(0, counts[number] - 1) for number in lanes}
-        self._post.resume(counts)
+                counts |= {number: max(0, counts[number] - 1) for number in routes}
+        self._channels.resume(counts)
 
     def _take_again(self, transfer: Transfer) -> None:
-        worker = self._crew.workers[transfer.target]
+        worker = self._driver.workers[transfer.target]
         brought = mirrors(self._fdg, worker.part.fragment)
         names = [name for pieces in incoming(self._fdg, transfer) for name in pieces]
         for name, value in zip(names, worker.receiver(transfer)(), strict=True):
             if name in brought:
                 worker.values[brought[name]] = value
 
-    def _mark(self, index: int, metrics: Mapping[str, Any]) -> None:
+    def _tell_point(self, index: int, metrics: Mapping[str, Any]) -> None:
         state = {}
-        for name, worker in self._crew.workers.items():
+        for name, worker in self._driver.workers.items():
             elsewhere = set(mirrors(self._fdg, worker.part.fragment).values())
             own = {v: a for v, a in worker.state().items() if v not in elsewhere}
             state[name] = {v: np.asarray(a) for v, a in own.items()}
-        counts = self._post.counts()
-        sent = together([self._post.sent, self._crew.sent])
-        mark = Mark(iteration=index + 1, state=state, counts=counts, metrics=metrics, sent=sent)
-        self._tell("mark", mark)
+        counts = self._channels.counts()
+        sent = together([self._channels.sent, self._driver.sent])
+        point = ReplayPoint(
+            iteration=index + 1, state=state, counts=counts, metrics=metrics, sent=sent
+        )
+        self._tell("replay point", point)
         forgotten, self._forgotten = self._forgotten, None
         if forgotten is not None:
             # The message before may still be wanted: it may have brought state.
             wanted = {number: max(0, count - 1) for number, count in forgotten.items()}
-            self._post.acknowledge(wanted)
+            self._channels.acknowledge(wanted)
