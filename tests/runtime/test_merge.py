@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragflow.graph.ir import Transfer
-from fragflow.runtime.drivers.interleave import Block, Order, SharedLoop, Step, merged
+from fragflow.runtime.drivers.interleave import Block, DriverStep, ProgramOrder, SharedLoop, merged
 from fragflow.runtime.planning.instructions import Code, Enter, Get, Put, Repeat, Run
 
 FRAGMENTS = ("a", "b", "c")
@@ -14,7 +14,7 @@ def message(name: str, source: str, target: str) -> Transfer:
     return Transfer(name=name, source=source, target=target, parcels=())
 
 
-def flat(block: Block) -> list[Step]:
+def flat(block: Block) -> list[DriverStep]:
     """The steps of one pass through every loop."""
     return [s for i in block for s in (flat(i.body) if isinstance(i, SharedLoop) else (i,))]
 
@@ -61,7 +61,7 @@ def programs(draw: st.DrawFn) -> tuple[dict[str, Code], dict[str, list[str]], li
 @settings(max_examples=200, deadline=None)
 def test_messages_of_a_thread_are_sent_before_they_are_awaited(program, driver):
     codes, loops, names = program
-    order = Order(names, codes, loops)
+    order = ProgramOrder(names, codes, loops)
     block = merged({f: codes[f] for f in FRAGMENTS if f in driver}, loops, order)
     sent: set[str] = set()
     places = []
@@ -84,11 +84,11 @@ def test_fragments_go_through_a_loop_together():
     a = (Run(0), Enter(0, 3), Put(up), Get(down), Run(1), Repeat(0, 3, 2))
     b = (Enter(0, 3), Get(up), Run(0), Put(down), Repeat(0, 3, 1), Run(1))
     names = {"a": ["rollout"], "b": ["rollout"]}
-    order = Order(["up", "down"], {"a": a, "b": b}, names)
+    order = ProgramOrder(["up", "down"], {"a": a, "b": b}, names)
     block = merged({"a": a, "b": b}, names, order)
     first, loop, last = block
-    assert first == Step(fragment="a", instruction=Run(0))
-    assert last == Step(fragment="b", instruction=Run(1))
+    assert first == DriverStep(fragment="a", instruction=Run(0))
+    assert last == DriverStep(fragment="b", instruction=Run(1))
     assert isinstance(loop, SharedLoop)
     assert [(s.fragment, s.instruction) for s in flat(loop.body)] == [
         ("a", Put(up)),

@@ -7,7 +7,7 @@ import pytest
 
 from fragflow.algorithms.ippo import IPPO
 from fragflow.environments import library_of, make_environment
-from fragflow.environments.tag import FARTHEST, REACH, State, _index_of, nearest
+from fragflow.environments.tag import FARTHEST, REACH, TagState, _index_of, nearest
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, mean_return, run
@@ -17,10 +17,10 @@ def game(**settings):
     return make_environment("Tag", **settings)
 
 
-def state_of(positions, alive=None, step=0) -> State:
+def state_of(positions, alive=None, step=0) -> TagState:
     position = jnp.asarray(positions, jnp.float32)
     alive = jnp.ones(len(position), bool) if alive is None else jnp.asarray(alive)
-    return State(position, jnp.zeros_like(position), alive, jnp.int32(step))
+    return TagState(position, jnp.zeros_like(position), alive, jnp.int32(step))
 
 
 STILL = jnp.zeros((4, 2))

@@ -35,7 +35,7 @@ OWN, PER_NEIGHBOUR = 6, 5
 FARTHEST = np.int32(np.iinfo(np.int32).max)
 
 
-class State(NamedTuple):
+class TagState(NamedTuple):
     """Of one game."""
 
     position: jax.Array
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tag:
+class TagGame:
     """One game; agents are in the order of teams, taggers first.
 
     An action is where to accelerate, two numbers from -1 to 1. A tagger is rewarded with 1 for each
@@ -80,9 +80,9 @@ class Tag:
         """Of the square."""
         return math.sqrt(AREA * self.num_agents)
 
-    def reset(self, key: jax.Array) -> tuple[State, jax.Array]:
+    def reset(self, key: jax.Array) -> tuple[TagState, jax.Array]:
         position = jax.random.uniform(key, (self.num_agents, 2), maxval=self.side)
-        state = State(
+        state = TagState(
             position=position,
             velocity=jnp.zeros_like(position),
             alive=jnp.ones(self.num_agents, bool),
@@ -90,7 +90,7 @@ class Tag:
         )
         return state, self._observe(state, self._threats(position))
 
-    def step(self, state: State, action: jax.Array, key: jax.Array) -> Step:
+    def step(self, state: TagState, action: jax.Array, key: jax.Array) -> Step:
         del key  # nothing is left to chance
         velocity = self._velocity(state, action)
         position = jnp.clip(state.position + velocity, 0.0, self.side)
@@ -101,7 +101,7 @@ class Tag:
         alive = jnp.concatenate(
             [state.alive[: self.taggers], state.alive[self.taggers :] & ~tagged]
         )
-        state_after = State(position, velocity, alive, state.step + 1)
+        state_after = TagState(position, velocity, alive, state.step + 1)
         nobody_left = ~jnp.any(alive[self.taggers :])
         terminated = ~alive | nobody_left
         is_over = state_after.step >= self.length
@@ -115,7 +115,7 @@ class Tag:
             mask=state.alive,
         )
 
-    def _velocity(self, state: State, action: jax.Array) -> jax.Array:
+    def _velocity(self, state: TagState, action: jax.Array) -> jax.Array:
         most = self._speed[:, None]
         wanted = (1.0 - AGILITY) * state.velocity + AGILITY * most * jnp.clip(action, -1.0, 1.0)
         speed = jnp.sqrt(jnp.sum(jnp.square(wanted), -1, keepdims=True))
@@ -138,7 +138,7 @@ class Tag:
         mine = (by[None, :] == jnp.arange(self.taggers)[:, None]) & tagged[None, :]
         return tagged, jnp.sum(mine, -1, dtype=jnp.float32)
 
-    def _observe(self, state: State, threats: jax.Array) -> jax.Array:
+    def _observe(self, state: TagState, threats: jax.Array) -> jax.Array:
         """`[A, D]`: oneself, then the nearest opponents that are in the game, nearest first."""
         position, velocity, alive = state.position, state.velocity / TAGGER_SPEED, state.alive
         taggers, runners = position[: self.taggers], position[self.taggers :]
@@ -221,7 +221,7 @@ def make(
     neighbours: int = 5,
     length: int = 100,
     **others: Any,
-) -> Tag:
+) -> TagGame:
     """The game with this many agents, a fifth of them taggers unless it is said otherwise."""
     if name != NAME:
         raise ConfigError(unknown("game", name, [NAME]))
@@ -246,7 +246,7 @@ def make(
             f"{NAME}: neighbours is {neighbours}, but no agent has more than {opponents} "
             f"opponents: use neighbours={opponents} or more agents"
         )
-    return Tag(taggers, agents - taggers, neighbours, length)
+    return TagGame(taggers, agents - taggers, neighbours, length)
 
 
 def names() -> tuple[str, ...]:

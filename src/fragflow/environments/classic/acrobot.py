@@ -15,7 +15,7 @@ from fragflow.api.spaces import Box, Discrete
 from fragflow.environments.classic.control import box, start_of_time
 
 
-class State(NamedTuple):
+class AcrobotState(NamedTuple):
     time: jax.Array
     joint_angle1: jax.Array
     """of the first link, from hanging down"""
@@ -54,13 +54,17 @@ class Acrobot:
         most = [1.0, 1.0, 1.0, 1.0, self.max_vel_1, self.max_vel_2]
         return box([-bound for bound in most], most)
 
-    def start(self, key: jax.Array) -> State:
-        return State(start_of_time(), *jax.random.uniform(key, (4,), minval=-0.1, maxval=0.1))
+    def start(self, key: jax.Array) -> AcrobotState:
+        return AcrobotState(
+            start_of_time(), *jax.random.uniform(key, (4,), minval=-0.1, maxval=0.1)
+        )
 
-    def advance(self, state: State, action: jax.Array) -> tuple[State, jax.Array, jax.Array]:
+    def advance(
+        self, state: AcrobotState, action: jax.Array
+    ) -> tuple[AcrobotState, jax.Array, jax.Array]:
         torque = (action - 1).astype(jnp.float32)
         angle1, angle2, velocity1, velocity2 = self._moved(jnp.stack(state[1:]), torque)
-        after = State(
+        after = AcrobotState(
             state.time + 1,
             _wrapped(angle1),
             _wrapped(angle2),
@@ -72,7 +76,7 @@ class Acrobot:
         is_up = height > 1.0
         return after, jnp.where(is_up, 0.0, -1.0), is_up
 
-    def observe(self, state: State) -> jax.Array:
+    def observe(self, state: AcrobotState) -> jax.Array:
         _, angle1, angle2, velocity1, velocity2 = state
         return jnp.stack(
             [

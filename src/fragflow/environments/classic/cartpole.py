@@ -15,7 +15,7 @@ from fragflow.api.spaces import Box, Discrete
 from fragflow.environments.classic.control import box, start_of_time
 
 
-class State(NamedTuple):
+class CartPoleState(NamedTuple):
     time: jax.Array
     x: jax.Array
     """of the cart, from the middle of its track"""
@@ -49,11 +49,13 @@ class CartPole:
         far = [2 * self.x_threshold, math.inf, 2 * self.theta_threshold_radians, math.inf]
         return box([-bound for bound in far], far)
 
-    def start(self, key: jax.Array) -> State:
+    def start(self, key: jax.Array) -> CartPoleState:
         x, x_dot, theta, theta_dot = jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
-        return State(start_of_time(), x, x_dot, theta, theta_dot)
+        return CartPoleState(start_of_time(), x, x_dot, theta, theta_dot)
 
-    def advance(self, state: State, action: jax.Array) -> tuple[State, jax.Array, jax.Array]:
+    def advance(
+        self, state: CartPoleState, action: jax.Array
+    ) -> tuple[CartPoleState, jax.Array, jax.Array]:
         time, x, x_dot, theta, theta_dot = state
         force = jnp.where(action == 1, self.force_mag, -self.force_mag)
         sin, cos = jnp.sin(theta), jnp.cos(theta)
@@ -64,7 +66,7 @@ class CartPole:
         theta_acceleration = (self.gravity * sin - push * cos) / inertia
         x_acceleration = push - leverage * theta_acceleration * cos
         # Euler's method: places move with the velocities from before the step.
-        after = State(
+        after = CartPoleState(
             time + 1,
             x + self.tau * x_dot,
             x_dot + self.tau * x_acceleration,
@@ -75,5 +77,5 @@ class CartPole:
         has_fallen = jnp.abs(after.theta) > self.theta_threshold_radians
         return after, jnp.float32(1.0), is_off_track | has_fallen
 
-    def observe(self, state: State) -> jax.Array:
+    def observe(self, state: CartPoleState) -> jax.Array:
         return jnp.stack(state[1:])

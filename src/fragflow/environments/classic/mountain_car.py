@@ -14,7 +14,7 @@ from fragflow.api.spaces import Box, Discrete
 from fragflow.environments.classic.control import box, start_of_time
 
 
-class State(NamedTuple):
+class CarState(NamedTuple):
     time: jax.Array
     position: jax.Array
     """the valley's bottom is at -π/6"""
@@ -36,11 +36,11 @@ class Valley:
     def observation(self) -> Box:
         return box([self.min_position, -self.max_speed], [self.max_position, self.max_speed])
 
-    def start(self, key: jax.Array) -> State:
+    def start(self, key: jax.Array) -> CarState:
         position = jax.random.uniform(key, minval=-0.6, maxval=-0.4)
-        return State(start_of_time(), position, jnp.float32(0.0))
+        return CarState(start_of_time(), position, jnp.float32(0.0))
 
-    def drive(self, state: State, thrust: jax.Array) -> tuple[State, jax.Array]:
+    def drive(self, state: CarState, thrust: jax.Array) -> tuple[CarState, jax.Array]:
         """The state after a step, and whether the car is at its goal."""
         velocity = state.velocity + thrust - self.gravity * jnp.cos(3 * state.position)
         velocity = jnp.clip(velocity, -self.max_speed, self.max_speed)
@@ -48,9 +48,9 @@ class Valley:
         # The wall on the left stops the car.
         velocity = jnp.where(position <= self.min_position, jnp.maximum(velocity, 0.0), velocity)
         is_there = (position >= self.goal_position) & (velocity >= self.goal_velocity)
-        return State(state.time + 1, position, velocity), is_there
+        return CarState(state.time + 1, position, velocity), is_there
 
-    def observe(self, state: State) -> jax.Array:
+    def observe(self, state: CarState) -> jax.Array:
         return jnp.stack(state[1:])
 
 
@@ -64,7 +64,7 @@ class MountainCar(Valley):
 
     action = Discrete(n=3)
 
-    def advance(self, state: State, action: jax.Array) -> tuple[State, jax.Array, jax.Array]:
+    def advance(self, state: CarState, action: jax.Array) -> tuple[CarState, jax.Array, jax.Array]:
         after, is_there = self.drive(state, (action - 1) * self.force)
         return after, jnp.float32(-1.0), is_there
 
@@ -79,6 +79,6 @@ class MountainCarContinuous(Valley):
 
     action = Box(shape=(1,), low=-1.0, high=1.0)
 
-    def advance(self, state: State, action: jax.Array) -> tuple[State, jax.Array, jax.Array]:
+    def advance(self, state: CarState, action: jax.Array) -> tuple[CarState, jax.Array, jax.Array]:
         after, is_there = self.drive(state, jnp.clip(action[0], -1.0, 1.0) * self.power)
         return after, jnp.where(is_there, 100.0, 0.0) - 0.1 * action[0] ** 2, is_there

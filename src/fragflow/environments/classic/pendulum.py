@@ -14,7 +14,7 @@ from fragflow.api.spaces import Box
 from fragflow.environments.classic.control import box, start_of_time
 
 
-class State(NamedTuple):
+class PendulumState(NamedTuple):
     time: jax.Array
     theta: jax.Array
     """from upright; it is not wrapped, so that it counts turns"""
@@ -45,12 +45,14 @@ class Pendulum:
     def action(self) -> Box:
         return Box(shape=(1,), low=-self.max_torque, high=self.max_torque)
 
-    def start(self, key: jax.Array) -> State:
+    def start(self, key: jax.Array) -> PendulumState:
         most = jnp.array([math.pi, 1.0])
         theta, theta_dot = jax.random.uniform(key, (2,), minval=-most, maxval=most)
-        return State(start_of_time(), theta, theta_dot, jnp.float32(0.0))
+        return PendulumState(start_of_time(), theta, theta_dot, jnp.float32(0.0))
 
-    def advance(self, state: State, action: jax.Array) -> tuple[State, jax.Array, jax.Array]:
+    def advance(
+        self, state: PendulumState, action: jax.Array
+    ) -> tuple[PendulumState, jax.Array, jax.Array]:
         torque = jnp.clip(action[0], -self.max_torque, self.max_torque)
         off = _wrapped(state.theta)
         cost = off**2 + 0.1 * state.theta_dot**2 + 0.001 * torque**2
@@ -58,10 +60,10 @@ class Pendulum:
         weight = self.m * self.g * self.l / 2 * jnp.sin(state.theta)
         speed = state.theta_dot + (weight + torque) / inertia * self.dt
         speed = jnp.clip(speed, -self.max_speed, self.max_speed)
-        after = State(state.time + 1, state.theta + speed * self.dt, speed, torque)
+        after = PendulumState(state.time + 1, state.theta + speed * self.dt, speed, torque)
         return after, -cost, jnp.bool_(False)
 
-    def observe(self, state: State) -> jax.Array:
+    def observe(self, state: PendulumState) -> jax.Array:
         return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot])
 
 

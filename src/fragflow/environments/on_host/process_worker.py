@@ -19,7 +19,7 @@ from fragflow.environments.on_host.stepping import (
 )
 
 
-class Order(NamedTuple):
+class BatchSpec(NamedTuple):
     """What a worker process is for."""
 
     name: str
@@ -34,22 +34,22 @@ class Order(NamedTuple):
     action_dtype: str
 
 
-def layout(order: Order) -> list[tuple[tuple[int, ...], "np.dtype[Any]"]]:
+def layout(spec: BatchSpec) -> list[tuple[tuple[int, ...], "np.dtype[Any]"]]:
     """The arrays in shared memory: answers, then actions and seeds."""
-    rows = [((order.total, *s), t) for s, t in Arrays.types(order.shape, order.dtype)]
-    actions = ((order.total, *order.action_shape), np.dtype(order.action_dtype))
-    return [*rows, actions, ((order.total,), np.dtype(np.int64))]
+    rows = [((spec.total, *s), t) for s, t in Arrays.types(spec.shape, spec.dtype)]
+    actions = ((spec.total, *spec.action_shape), np.dtype(spec.action_dtype))
+    return [*rows, actions, ((spec.total,), np.dtype(np.int64))]
 
 
-def size_of(order: Order) -> int:
+def size_of(spec: BatchSpec) -> int:
     """Bytes of shared memory."""
-    return sum(_padded(s, t) for s, t in layout(order))
+    return sum(_padded(s, t) for s, t in layout(spec))
 
 
-def views(order: Order, buffer: Any) -> list[np.ndarray]:
+def views(spec: BatchSpec, buffer: Any) -> list[np.ndarray]:
     """The arrays in shared memory, of all environments."""
     arrays, offset = [], 0
-    for shape, dtype in layout(order):
+    for shape, dtype in layout(spec):
         arrays.append(np.ndarray(shape, dtype, buffer, offset))
         offset += _padded(shape, dtype)
     return arrays
@@ -61,18 +61,18 @@ def _padded(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> int:
 
 def serve(connection: "Connection[Any, Any]", descriptor: int) -> None:
     """Steps when told to, until the other side is gone."""
-    order: Order = connection.recv()
+    spec: BatchSpec = connection.recv()
     for number in (signal.SIGINT, signal.SIGTERM):  # also to all of a job, as schedulers send it
         signal.signal(number, signal.SIG_IGN)  # the main process decides what it means
-    memory = mmap.mmap(descriptor, size_of(order))
+    memory = mmap.mmap(descriptor, size_of(spec))
     environments: list[Any] = []
     try:
-        window = slice(order.first, order.first + order.number)
-        *rows, actions, seeds = (array[window] for array in views(order, memory))
+        window = slice(spec.first, spec.first + spec.number)
+        *rows, actions, seeds = (array[window] for array in views(spec, memory))
         out = Arrays(*rows)
         try:
-            for _ in range(order.number):
-                environments.append(make_environment(order.name, order.arguments))
+            for _ in range(spec.number):
+                environments.append(make_environment(spec.name, spec.arguments))
         except BaseException as error:  # also sys.exit, or the main process would wait in vain
             connection.send(
                 (len(environments), f"{type(error).__name__}: {error}", story_of(error))

@@ -16,7 +16,7 @@ from fragflow._interpreter import search_path, words
 from fragflow.api.host import HostStep
 from fragflow.api.spaces import Space
 from fragflow.blame import Elsewhere
-from fragflow.environments.on_host.process_worker import Order, size_of, views
+from fragflow.environments.on_host.process_worker import BatchSpec, size_of, views
 from fragflow.environments.on_host.stepping import Failed
 from fragflow.errors import EnvironmentFault
 
@@ -53,7 +53,7 @@ class ProcessBatch:
             action_shape=action.shape,
             action_dtype=action.dtype,
         )
-        whole = Order(first=0, number=len(ids), **common)
+        whole = BatchSpec(first=0, number=len(ids), **common)
         descriptor = _shared_memory(size_of(whole))
         self._memory = mmap.mmap(descriptor, size_of(whole))
         *rows, self._actions, self._seeds = views(whole, self._memory)
@@ -61,8 +61,8 @@ class ProcessBatch:
         self._workers: list[tuple[subprocess.Popen[bytes], Any, range]] = []
         try:
             for low, high in itertools.pairwise(bounds):
-                order = Order(first=low, number=high - low, **common)
-                self._workers.append((*_start(order, descriptor), range(low, high)))
+                spec = BatchSpec(first=low, number=high - low, **common)
+                self._workers.append((*_start(spec, descriptor), range(low, high)))
             self._await("start", START_SECONDS)
         except BaseException:
             self.close()
@@ -142,7 +142,7 @@ def _shared_memory(size: int) -> int:
     return descriptor
 
 
-def _start(order: Order, memory: int) -> tuple[subprocess.Popen[bytes], Any]:
+def _start(spec: BatchSpec, memory: int) -> tuple[subprocess.Popen[bytes], Any]:
     """A worker process. It is a new interpreter: threads of JAX must not be copied into it, and
     the user's script must not be run again."""
     ours, theirs = multiprocessing.Pipe()
@@ -154,7 +154,7 @@ def _start(order: Order, memory: int) -> tuple[subprocess.Popen[bytes], Any]:
         env=os.environ | search_path(),
     )
     theirs.close()
-    ours.send(order)
+    ours.send(spec)
     return process, ours
 
 

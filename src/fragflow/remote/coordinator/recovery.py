@@ -115,7 +115,7 @@ class ReplayingDriver(_Replaceable):
         What is sent in an iteration is answered in the next one, or as many later as the lag is."""
         self._most_unsure = 1 + max(worker_processes.fdg.delays.values(), default=0)
         self._safe: ReplayPoint | None = None
-        """the replay point before those, or None for where it all began: what a replacement begins with"""
+        """the replay point that a replacement begins with; None: where it all began"""
 
     @property
     def restarts(self) -> int:

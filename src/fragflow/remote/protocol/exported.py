@@ -12,7 +12,7 @@ from fragflow.errors import ConfigError
 from fragflow.graph.ir import Value
 from fragflow.ops.kernels import native
 from fragflow.runtime.programs.compile import Executable, SegmentFunction, compile_safely
-from fragflow.runtime.programs.layout import Group, Layout, OneDevice
+from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice
 
 FOREIGN_CALLS = {"fragflow_discounted_sums": native.absent}
 """functions in C++ that programs call, and what makes them known to a process, or says why not"""
@@ -41,7 +41,7 @@ def export_program(function: SegmentFunction) -> ExportedProgram:
     """Exports a segment."""
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in FOREIGN_CALLS]
 
-    def exported(inline: bool) -> bytes:
+    def serialized(inline: bool) -> bytes:
         jitted = function.jitted(inline)
         platforms = [function.layout.platform]
         try:
@@ -53,21 +53,21 @@ def export_program(function: SegmentFunction) -> ExportedProgram:
             if "callback" not in str(error):
                 raise
             raise ConfigError(
-                f"{function.name}, which runs {function.line}, calls back into Python, which only this "
-                "process can do: leave the callback out, or use --runtime local"
+                f"{function.name}, which runs {function.line}, calls back into Python, which only "
+                "this process can do: leave the callback out, or use --runtime local"
             ) from error
         except ValueError as error:
             if "custom calls whose targets" not in str(error):
                 raise
             names = ", ".join(sorted(set(_TARGET.findall(str(error))))) or "of another library"
             raise ConfigError(
-                f"{function.name}, which runs {function.line}, calls foreign functions ({names}) that "
-                "only this process knows: leave them out, or use --runtime local"
+                f"{function.name}, which runs {function.line}, calls foreign functions ({names}) "
+                "that only this process knows: leave them out, or use --runtime local"
             ) from error
 
     return ExportedProgram(
-        plain=exported(False),
-        inlined=exported(True),
+        plain=serialized(False),
+        inlined=serialized(True),
         inputs=function.inputs,
         outputs=function.outputs,
         donated=function.donated,
@@ -109,7 +109,7 @@ def compile_exported(exported: ExportedProgram, layout: Layout) -> Executable:
 
 
 def _shardings(loaded: export.Exported, layout: Layout) -> list[Any]:
-    if isinstance(layout, Group):
+    if isinstance(layout, DeviceGroup):
         return list(loaded.in_shardings_jax(layout.mesh))
     assert isinstance(layout, OneDevice)
     return [jax.sharding.SingleDeviceSharding(layout.device)] * len(loaded.in_avals)

@@ -44,7 +44,7 @@ from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.hosts.pool import HostPool
 from fragflow.runtime.programs.devices import compute_in_calling_thread
-from fragflow.runtime.programs.layout import Group, Layout, OneDevice, kind_of, on_host
+from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice, kind_of, on_host
 
 PATIENCE_SECONDS = 3.0
 """for messages, beyond that for environments: theirs is the cause where both are late"""
@@ -199,7 +199,7 @@ class WorkerProcess:
         available = jax.devices(fragment.device)
         devices = available if self._is_member else [available[k] for k in fragment_job.devices]
         layout: Layout = (
-            Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))
+            DeviceGroup(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))
             if fragment.group
             else OneDevice(device=devices[0])
         )

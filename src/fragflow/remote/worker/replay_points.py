@@ -1,8 +1,8 @@
-"""Marks where an expendable process stands, so that another one can go on in its place.
+"""Replay points: where an expendable process stands, so that another can go on in its place.
 
 After every iteration it tells the coordinator what nobody else knows: the state of its
-environments. What it was sent is kept by the senders. A replacement begins some replay points back; what it
-makes again is what its predecessor made, so receivers drop what they have already.
+environments. What it was sent is kept by the senders. A replacement begins some points back; what
+it makes again is what its predecessor made, so receivers drop what they have already.
 """
 
 from collections.abc import Callable, Mapping

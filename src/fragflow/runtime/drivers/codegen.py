@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fragflow.graph.ir import FDG, Value
-from fragflow.runtime.drivers.interleave import Block, Order, SharedLoop, Step, merged
+from fragflow.runtime.drivers.interleave import Block, DriverStep, ProgramOrder, SharedLoop, merged
 from fragflow.runtime.planning.instructions import (
     Ask,
     Get,
@@ -66,7 +66,7 @@ def write(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
     """The script of one thread, which drives `fragments`."""
     codes = {name: part.code for name, part in plan.parts.items()}
     loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
-    order = Order([t.name for t in fdg.transfers], codes, loop_names)
+    order = ProgramOrder([t.name for t in fdg.transfers], codes, loop_names)
     block = merged({f: codes[f] for f in fragments}, loop_names, order)
     writer = _Writer(fdg, {f: plan.parts[f] for f in fragments})
     return writer.script(block)
@@ -193,7 +193,7 @@ class _Writer:
                 name = self._name(fragment, row.outside)
                 self._add(depth, f"{name} = spread_{identifier(fragment)}({name})")
 
-    def _step(self, step: Step, depth: int) -> None:
+    def _step(self, step: DriverStep, depth: int) -> None:
         fragment, instruction = step.fragment, step.instruction
         match instruction:
             case Run():
@@ -245,7 +245,7 @@ class _Writer:
                 return f"message {transfer.name}"
 
     def _call(
-        self, step: Step, verb: str, outputs: Sequence[Value | None], inputs: Sequence[Value]
+        self, step: DriverStep, verb: str, outputs: Sequence[Value | None], inputs: Sequence[Value]
     ) -> str:
         function = f"{verb}_{len(self.functions)}_{identifier(step.fragment)}"
         self.functions[function] = (step.fragment, step.instruction)

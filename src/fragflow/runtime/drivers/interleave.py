@@ -25,7 +25,7 @@ from fragflow.runtime.planning.instructions import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DriverStep:
     """One fragment does one thing."""
 
     fragment: str
@@ -42,7 +42,7 @@ class SharedLoop:
     body: "Block"
 
 
-Block: TypeAlias = tuple[Step | SharedLoop, ...]
+Block: TypeAlias = tuple[DriverStep | SharedLoop, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class _Nest:
 _Item: TypeAlias = Work | Message | _Nest
 
 
-class Order:
+class ProgramOrder:
     """Where in the program each message and each loop with messages stands."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Order:
 
 
 def merged(
-    codes: Mapping[str, Code], loop_names: Mapping[str, Sequence[str]], order: Order
+    codes: Mapping[str, Code], loop_names: Mapping[str, Sequence[str]], order: ProgramOrder
 ) -> Block:
     """One order for the instructions of several fragments."""
     return _merge({f: _nested(code, loop_names[f]) for f, code in codes.items()}, order)
@@ -116,9 +116,9 @@ def _nested(code: Sequence[Instruction], names: Sequence[str]) -> list[_Item]:
     return blocks[0]
 
 
-def _merge(items: Mapping[str, Sequence[_Item]], order: Order) -> Block:
+def _merge(items: Mapping[str, Sequence[_Item]], order: ProgramOrder) -> Block:
     left = {fragment: list(block) for fragment, block in items.items()}
-    block: list[Step | SharedLoop] = []
+    block: list[DriverStep | SharedLoop] = []
 
     def run_ahead(fragment: str) -> None:
         """What a fragment does by itself before its next message."""
@@ -126,11 +126,11 @@ def _merge(items: Mapping[str, Sequence[_Item]], order: Order) -> Block:
         while queue and order.of(queue[0]) is None:
             block.append(take(fragment))
 
-    def take(fragment: str) -> Step | SharedLoop:
+    def take(fragment: str) -> DriverStep | SharedLoop:
         item = left[fragment].pop(0)
         if isinstance(item, _Nest):
             return _shared({fragment: item}, order)
-        return Step(fragment=fragment, instruction=item)
+        return DriverStep(fragment=fragment, instruction=item)
 
     def next_place(fragment: str) -> tuple[int, int] | None:
         return next((place for i in left[fragment] if (place := order.of(i)) is not None), None)
@@ -149,7 +149,7 @@ def _merge(items: Mapping[str, Sequence[_Item]], order: Order) -> Block:
     return tuple(block)
 
 
-def _shared(nests: Mapping[str, _Item], order: Order) -> SharedLoop:
+def _shared(nests: Mapping[str, _Item], order: ProgramOrder) -> SharedLoop:
     loops = {f: nest for f, nest in nests.items() if isinstance(nest, _Nest)}
     return SharedLoop(
         loops={f: nest.enter.loop for f, nest in loops.items()},

@@ -28,7 +28,7 @@ from fragflow.runtime.programs.compile import (
 from fragflow.runtime.programs.evaluate import EvalContext
 from fragflow.runtime.programs.implementations import Picks, as_compiled, kernel_programs, pick
 from fragflow.runtime.programs.kernel_scopes import Computed
-from fragflow.runtime.programs.layout import Group, Layout, OneDevice, kind_of
+from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice, kind_of
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
@@ -108,7 +108,7 @@ class Assembly:
         layout: Layout,
         finish: Callable[[SegmentFunction], Any] = compile_function,
     ) -> list[Any]:
-        """A fragment's programs, made of functions by `finish`; replicas on one device share them."""
+        """A fragment's programs, compiled by `finish`; replicas on one device share them."""
         key = (name, _device_key(layout))
         if key not in self._compiled:
             made = self._compile(self.plan.parts[name], layout, finish)
@@ -223,7 +223,7 @@ class Assembly:
 def _layouts(part: FragmentPlan) -> list[Layout]:
     devices = devices_for(part.fragment)
     if part.fragment.group:
-        return [Group(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))]
+        return [DeviceGroup(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))]
     return [OneDevice(device=device) for device in devices]
 
 

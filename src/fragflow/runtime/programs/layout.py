@@ -61,7 +61,7 @@ class OneDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DeviceGroup:
     """All replicas of a fragment as one program."""
 
     mesh: Mesh
@@ -149,7 +149,7 @@ class Group:
         return tuple(s.data for s in shards)
 
 
-Layout = OneDevice | Group
+Layout = OneDevice | DeviceGroup
 
 
 def on_host(array: Any) -> np.ndarray:

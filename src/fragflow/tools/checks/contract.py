@@ -236,19 +236,19 @@ def _row(answer: HostStep, k: int) -> HostStep:
 Episode = tuple[np.ndarray, list[HostStep]]
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """Where two episodes part."""
 
     text: str
     values: tuple[np.ndarray, np.ndarray]
 
 
-def _first_difference(a: Episode, b: Episode) -> Difference | None:
+def _first_difference(a: Episode, b: Episode) -> Mismatch | None:
     if not np.array_equal(a[0], b[0]):
-        return Difference("first observation", (a[0], b[0]))
+        return Mismatch("first observation", (a[0], b[0]))
     for t, (x, y) in enumerate(zip(a[1], b[1], strict=True)):
         for name in HostStep._fields:
             left, right = getattr(x, name), getattr(y, name)
             if left is not None and not np.array_equal(left, right):
-                return Difference(f"{name} at step {t + 1}", (left, right))
+                return Mismatch(f"{name} at step {t + 1}", (left, right))
     return None

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from fragflow.tools.inputs.options import Group, Option
+from fragflow.tools.inputs.options import Option, OptionGroup
 
 HELP = """\
 usage: fragflow COMMAND [OPTIONS]
@@ -117,7 +117,7 @@ DEPLOYMENT = (
 )
 
 TRAIN = (
-    Group(
+    OptionGroup(
         title="experiment",
         summary="what to learn",
         options=(
@@ -132,7 +132,7 @@ TRAIN = (
             Option(name="seed", kind=int, metavar="S", default=0, help="of all randomness"),
         ),
     ),
-    Group(
+    OptionGroup(
         title="deployment",
         summary="where to run it; what is learned does not change",
         options=(
@@ -167,7 +167,7 @@ TRAIN = (
             ),
         ),
     ),
-    Group(
+    OptionGroup(
         title="output",
         summary="what to keep and to show",
         options=(
@@ -215,13 +215,13 @@ TRAIN = (
 )
 
 SHOW = (
-    Group(title="experiment", summary="what to cut", options=EXPERIMENT),
-    Group(
+    OptionGroup(title="experiment", summary="what to cut", options=EXPERIMENT),
+    OptionGroup(
         title="deployment",
         summary="how to cut it",
         options=tuple(option for option in DEPLOYMENT if option.name != "deterministic"),
     ),
-    Group(
+    OptionGroup(
         title="output",
         options=(
             Option(
@@ -235,7 +235,7 @@ SHOW = (
 )
 
 EVAL = (
-    Group(
+    OptionGroup(
         title="evaluation",
         options=(
             Option(name="episodes", kind=int, metavar="N", default=100, help="how many to play"),
@@ -289,14 +289,14 @@ EVAL = (
 )
 
 CHECK = (
-    Group(
+    OptionGroup(
         title="check",
         options=(
             *(option for option in EXPERIMENT if option.is_repeatable),
             Option(name="steps", kind=int, metavar="N", default=1000, help="how many to play"),
         ),
     ),
-    Group(
+    OptionGroup(
         title="twin",
         summary="compare a JAX port, ENV, with its original on the host, step by step",
         options=(

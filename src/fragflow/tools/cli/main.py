@@ -13,7 +13,7 @@ from fragflow.errors import ConfigError, FragflowError, RunError, did_you_mean
 from fragflow.tools.cli.commands import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.experiment.report import line_of, printable, silence_callbacks
 from fragflow.tools.inputs.options import (
-    Group,
+    OptionGroup,
     first_line,
     given_by_file,
     hyperparameters,
@@ -356,7 +356,7 @@ def _environment(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def _algorithm_options(
-    command: str, summary: str, groups: Sequence[Group], words: list[str]
+    command: str, summary: str, groups: Sequence[OptionGroup], words: list[str]
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The algorithm, the values of the options, and its hyperparameters."""
     name, rest = _split_positional(words, groups)
@@ -384,7 +384,9 @@ def _algorithm_options(
     return algorithm, {**values, "algorithm": name}, chosen
 
 
-def _split_positional(words: list[str], groups: Sequence[Group]) -> tuple[str | None, list[str]]:
+def _split_positional(
+    words: list[str], groups: Sequence[OptionGroup]
+) -> tuple[str | None, list[str]]:
     """The first word that is neither an option nor an option's value; and the others."""
     with_value = {o.flag for g in groups for o in g.options if o.kind is not bool}
     skip = False

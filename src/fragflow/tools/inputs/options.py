@@ -72,7 +72,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class OptionGroup:
     """Options under one heading of the help text."""
 
     title: str
@@ -80,7 +80,7 @@ class Group:
     summary: str = ""
 
 
-def hyperparameters(algorithm: Any) -> Group:
+def hyperparameters(algorithm: Any) -> OptionGroup:
     """The fields of an algorithm's dataclass that a command line can express."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     try:
@@ -104,7 +104,7 @@ def hyperparameters(algorithm: Any) -> Group:
                 required=_is_required(algorithm, field),
             )
         )
-    return Group(title="hyperparameter", options=tuple(options), summary=first_line(cls))
+    return OptionGroup(title="hyperparameter", options=tuple(options), summary=first_line(cls))
 
 
 def first_line(thing: Any) -> str:
@@ -130,7 +130,9 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def parse(prog: str, summary: str, groups: Sequence[Group], words: Sequence[str]) -> dict[str, Any]:
+def parse(
+    prog: str, summary: str, groups: Sequence[OptionGroup], words: Sequence[str]
+) -> dict[str, Any]:
     """Values of all options by name. Prints the help and exits if asked for it."""
     import tyro
 
@@ -173,7 +175,7 @@ def parse(prog: str, summary: str, groups: Sequence[Group], words: Sequence[str]
     return values
 
 
-def with_config_file(groups: Sequence[Group], path: str) -> list[Group]:
+def with_config_file(groups: Sequence[OptionGroup], path: str) -> list[OptionGroup]:
     """The same options with the values of a JSON file as defaults."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -208,7 +210,7 @@ def with_config_file(groups: Sequence[Group], path: str) -> list[Group]:
 
 
 def given_by_file(
-    groups: Sequence[Group], filled: Sequence[Group], words: Sequence[str]
+    groups: Sequence[OptionGroup], filled: Sequence[OptionGroup], words: Sequence[str]
 ) -> set[str]:
     """Names of the options that `filled` has from a file, and `words` say nothing of."""
     said = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
@@ -255,7 +257,7 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _unique(groups: Sequence[Group]) -> dict[str, Option]:
+def _unique(groups: Sequence[OptionGroup]) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for group in groups:
         for option in group.options:
