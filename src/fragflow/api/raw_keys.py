@@ -1,4 +1,4 @@
-"""An environment's state as what can be sent: keys are numbers, arrays without entries nothing."""
+"""Keys and empty arrays of environments as what can be sent. Apart: it knows no environment."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Kernels in Pallas, for accelerators; on CPUs they are interpreted, which is for tests."""
+"""Kernels in Pallas, for accelerators; interpreted on CPUs. Apart: a backend, like native.py."""
 
 import math
 from typing import Any

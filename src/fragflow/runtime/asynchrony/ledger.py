@@ -1,4 +1,4 @@
-"""Which versions of the parameters workers use, so that none is too old when it is learnt from."""
+"""Which versions of parameters workers use. Apart: pure, and tested without threads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
