@@ -159,9 +159,9 @@ def open_endpoint(kind: str, folder: str, me: str) -> tuple[Endpoint, Address]:
     endpoint = Endpoint()
     if kind.startswith("tcp"):
         is_encrypted = kind == "tcp encrypted"
-        endpoint = endpoint.bind_network(Network(interface="127.0.0.1"), is_encrypted)
+        tcp = endpoint.bind_network(Network(interface="127.0.0.1"), is_encrypted)
         key = endpoint.keys[0].decode() if is_encrypted else None
-        return endpoint, Address(endpoint=endpoint, public_key=key, host=me)
+        return endpoint, Address(endpoint=tcp, public_key=key, host=me)
     shared_memory = None
     if kind == "shared memory":
         shared_memory, mailbox.LARGE_BYTES = folder, 0

@@ -41,9 +41,7 @@ def too_long(lines: Mapping[Path, int]) -> Iterator[str]:
 
 def too_full(lines: Mapping[Path, int]) -> Iterator[str]:
     modules = Counter(
-        path.parent
-        for path in lines
-        if path.is_relative_to(PACKAGE) and path.name != "__init__.py"
+        path.parent for path in lines if path.is_relative_to(PACKAGE) and path.name != "__init__.py"
     )
     for folder, count in modules.items():
         if count > MAX_MODULES:

@@ -11,11 +11,11 @@ from fragflow.remote.launch.cluster import Cluster, Need
 from fragflow.remote.launch.ray_connect import read_token_again
 
 WARNINGS = [
-    pytest.point.filterwarnings("ignore::ResourceWarning"),  # Ray's own
-    pytest.point.filterwarnings("ignore::DeprecationWarning"),
-    pytest.point.filterwarnings("ignore::FutureWarning"),
-    pytest.point.filterwarnings("ignore:os.fork"),
-    pytest.point.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:os.fork"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 SETTINGS = {
     "RAY_AUTH_MODE": "token",

@@ -65,7 +65,7 @@ def test_a_file(tmp_path: Path) -> None:
     assert find_cluster(None, None) is None
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[ray", "not valid TOML"),
@@ -127,7 +127,7 @@ class Asked(Launcher):
         pass
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     ("policy", "sites", "is_packed"),
     [
         (

@@ -70,7 +70,7 @@ def check_mistake(case: str, runtime: str, folder: Path) -> None:
         assert "calls back into Python, which only this process can do" in error
 
 
-@pytest.point.parametrize("case", ["matrix shape", "host environment", "callback"])
+@pytest.mark.parametrize("case", ["matrix shape", "host environment", "callback"])
 def test_a_users_mistake_in_processes(case: str, tmp_path: Path) -> None:
     check_mistake(case, "processes", tmp_path)
 
@@ -80,9 +80,9 @@ def test_a_users_mistake_on_ray(tmp_path: Path) -> None:
     check_mistake("host environment", "ray", tmp_path)
 
 
-@pytest.point.slow
-@pytest.point.parametrize("runtime", ["processes", "ray"])
-@pytest.point.parametrize("case", MISTAKES)
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["processes", "ray"])
+@pytest.mark.parametrize("case", MISTAKES)
 def test_every_mistake(case: str, runtime: str, tmp_path: Path) -> None:
     check_mistake(case, runtime, tmp_path)
 
@@ -100,33 +100,33 @@ def check_fault(broken: str, runtime: str, folder: Path) -> None:
 
 
 BROKEN = {
-    "compiler": "fragflow.remote.protocol.exported:compile_shipped",
+    "compiler": "fragflow.remote.protocol.exported:compile_exported",
     "driver": "fragflow.runtime.drivers.driver:Driver.run",
-    "line": "fragflow.remote.protocol.control:Line.beat",
+    "line": "fragflow.remote.protocol.control:ControlChannel.beat",
 }
 """what only workers call"""
 
 
-@pytest.point.parametrize("broken", ["driver", "line"])
+@pytest.mark.parametrize("broken", ["driver", "line"])
 def test_a_fault_of_ours_in_processes(broken: str, tmp_path: Path) -> None:
     check_fault(BROKEN[broken], "processes", tmp_path)
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_fault_of_ours_on_ray(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is an extra")
     check_fault(BROKEN["driver"], "ray", tmp_path)
 
 
-@pytest.point.slow
-@pytest.point.parametrize("runtime", ["processes", "ray"])
-@pytest.point.parametrize("broken", BROKEN)
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["processes", "ray"])
+@pytest.mark.parametrize("broken", BROKEN)
 def test_every_fault(broken: str, runtime: str, tmp_path: Path) -> None:
     check_fault(BROKEN[broken], runtime, tmp_path)
 
 
-@pytest.point.slow
-@pytest.point.parametrize("runtime", ["processes", "ray"])
-@pytest.point.parametrize("broken", ["run:cut", "tools.rundir:RunDirectory.write_weights"])
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["processes", "ray"])
+@pytest.mark.parametrize("broken", ["run:cut", "tools.rundir:RunDirectory.write_weights"])
 def test_every_fault_of_the_coordinator(broken: str, runtime: str, tmp_path: Path) -> None:
     check_fault(f"fragflow.{broken}", runtime, tmp_path)

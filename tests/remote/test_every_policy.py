@@ -35,11 +35,11 @@ ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 }
 
 
-@pytest.point.slow
-@pytest.point.parametrize("runtime", ["processes", "ray"])
-@pytest.point.parametrize("workers", [1, 2, 4])
-@pytest.point.parametrize("policy", list(POLICIES))
-@pytest.point.parametrize("algorithm", list(ALGORITHMS))
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["processes", "ray"])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_results_are_those_of_threads(
     request: pytest.FixtureRequest, algorithm: str, policy: str, workers: int, runtime: Any
 ) -> None:

@@ -34,7 +34,7 @@ class Counting(Silent):
         self.found = max(self.found, len(children(f"/{self._fragment}")))
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     ("policy", "fragment"), [("multi-learner", "learner"), ("gpu-only", "loop")]
 )
 def test_two_processes_learn_what_two_devices_do(policy: str, fragment: str) -> None:
@@ -53,7 +53,7 @@ def test_environments_on_the_host() -> None:
     assert sum(r.episodes for r in processes.rows) > 0
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_four_processes_learn_the_same_up_to_rounding() -> None:
     """Sums of four are made in another order."""
     threads, processes = (
@@ -66,9 +66,7 @@ def test_four_processes_learn_the_same_up_to_rounding() -> None:
     )
 
 
-@pytest.point.parametrize(
-    "lost", ["learner_0", pytest.param("learner_1", points=pytest.point.slow)]
-)
+@pytest.mark.parametrize("lost", ["learner_0", pytest.param("learner_1", marks=pytest.mark.slow)])
 def test_the_first_cause_is_named_when_a_member_is_lost(lost: str) -> None:
     """The others fail too: their collectives do."""
     observer = Signalling(f"/{lost}.", signal.SIGKILL)
@@ -77,7 +75,7 @@ def test_the_first_cause_is_named_when_a_member_is_lost(lost: str) -> None:
     assert error.value.exit_code == 3
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_stopped_member_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_client, "SILENCE_SECONDS", 6.0)
     observer = Signalling("/learner_1.", signal.SIGSTOP)

@@ -43,7 +43,7 @@ print(setting("jax_cpu_enable_async_dispatch"))
 """
 
 
-@pytest.point.parametrize("value", ["True", "False"])
+@pytest.mark.parametrize("value", ["True", "False"])
 def test_computes_in_the_calling_thread_where_the_coordinator_does(value: str) -> None:
     """JAX reads other settings from the environment, but not this one."""
     variables = {**os.environ, "JAX_CPU_ENABLE_ASYNC_DISPATCH": value}
@@ -52,18 +52,18 @@ def test_computes_in_the_calling_thread_where_the_coordinator_does(value: str) -
     assert found.stdout.strip() == value, found.stderr
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     ("policy", "workers"),
     [
         (COARSE, 2),
         ("single-learner-fine", 2),
         ("multi-learner", 2),
         ("gpu-only", 1),
-        pytest.param("environments", 2, points=pytest.point.slow),
-        pytest.param("central", 2, points=pytest.point.slow),
-        pytest.param(COARSE, 4, points=pytest.point.slow),
-        pytest.param("gpu-only", 2, points=pytest.point.slow),
-        pytest.param("split-device", 2, points=pytest.point.slow),
+        pytest.param("environments", 2, marks=pytest.mark.slow),
+        pytest.param("central", 2, marks=pytest.mark.slow),
+        pytest.param(COARSE, 4, marks=pytest.mark.slow),
+        pytest.param("gpu-only", 2, marks=pytest.mark.slow),
+        pytest.param("split-device", 2, marks=pytest.mark.slow),
     ],
 )
 def test_bits_are_those_of_threads(policy: str, workers: int) -> None:
@@ -88,7 +88,7 @@ def test_large_messages_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch
     assert_same(threads, processes)
 
 
-@pytest.point.parametrize("workers", [pytest.param(1, points=pytest.point.slow), 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_environments_on_the_host(workers: int) -> None:
     algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
     threads, processes = (
@@ -99,7 +99,7 @@ def test_environments_on_the_host(workers: int) -> None:
     assert sum(r.episodes for r in processes.rows) > 0
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_envpool_in_turns() -> None:
     pytest.importorskip("envpool", reason="EnvPool is an extra")
     environment = ff.wrap(make_environment("envpool:CartPole-v1", threads=1), frame_stack=2)
@@ -122,7 +122,7 @@ def test_lag() -> None:
     assert_same(threads, processes)
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     ("algorithm", "policy"),
     [
         (A3C(rollout_length=4, hidden=(8,)), "central"),
@@ -149,8 +149,8 @@ def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.M
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
 
 
-@pytest.point.parametrize(
-    "policy", [COARSE, pytest.param("single-learner-fine", points=pytest.point.slow)]
+@pytest.mark.parametrize(
+    "policy", [COARSE, pytest.param("single-learner-fine", marks=pytest.mark.slow)]
 )
 def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> None:
     iterations = 600
@@ -162,8 +162,8 @@ def test_lost_rollout_workers_are_replaced_and_change_no_bit(policy: str) -> Non
     assert disturbed.equality == disturbed.start.equality
 
 
-@pytest.point.parametrize("lag", [pytest.param(1, points=pytest.point.slow), 3])
-@pytest.point.slow
+@pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
 def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     """They go back further: more of what they have sent may not have been taken."""
     algorithm = IMPALA(rollout_length=4, hidden=(8,))
@@ -175,7 +175,7 @@ def test_workers_that_run_ahead_are_replaced_too(lag: int) -> None:
     assert disturbed.replacements == 2
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     """It is replaced from where it was to begin, not from the very start."""
     observer = Signalling("_1.0.", signal.SIGKILL, at=(60,), then="_1.1.")
@@ -184,7 +184,7 @@ def test_a_replacement_may_be_lost_before_it_has_done_anything() -> None:
     assert disturbed.replacements == 2
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has marked its last iteration; its replacement begins earlier, and is sent all again."""
     call = process_client.RemoteProcess.call
@@ -239,7 +239,7 @@ def test_a_lost_asynchronous_worker_is_replaced() -> None:
 
 
 def test_who_dies_again_is_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "MOST_REPLACEMENTS", 1)
+    monkeypatch.setattr(recovery, "MAX_REPLACEMENTS", 1)
     observer = Signalling("_0.", signal.SIGKILL, at=(5, 50))
     with pytest.raises(RunError, match="killed by signal 9; it was replaced 1 times before"):
         train(Toy(), iterations=100_000, observer=observer)
@@ -332,10 +332,10 @@ def test_nothing_is_left_when_the_coordinator_is_killed(tmp_path: Path) -> None:
     assert not _processes_of(directory)
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     ("number", "exit_code"),
     [
-        pytest.param(signal.SIGINT, 130, id="int", points=pytest.point.slow),
+        pytest.param(signal.SIGINT, 130, id="int", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 75, id="term"),
     ],
 )

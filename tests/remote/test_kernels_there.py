@@ -11,14 +11,14 @@ import pytest
 from fragflow.ops.kernels import native
 from remote.training import COARSE
 
-pytestmark = pytest.point.skipif(native.absent() is not None, reason=f"cpp: {native.absent()}")
+pytestmark = pytest.mark.skipif(native.absent() is not None, reason=f"cpp: {native.absent()}")
 
-SLOW = pytest.point.slow
+SLOW = pytest.mark.slow
 CALL = 'custom_call_target="fragflow_discounted_sums"'
 
 
-@pytest.point.parametrize(
-    "runtime", [pytest.param("local", points=SLOW), "processes", pytest.param("ray", points=SLOW)]
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("local", marks=SLOW), "processes", pytest.param("ray", marks=SLOW)]
 )
 def test_what_xla_dumps_has_the_call(runtime: str, tmp_path: Path) -> None:
     if runtime == "ray":

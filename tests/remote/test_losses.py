@@ -17,7 +17,7 @@ from remote.signals import KillingAll, Signalling
 from remote.training import assert_same, in_threads, train
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_replacement_sends_through_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages go on with the numbers of its predecessor, in memory of its own."""
     monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")

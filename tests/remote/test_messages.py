@@ -80,7 +80,7 @@ class TestCodec:
         assert back == value
 
     def test_only_listed_records_do(self) -> None:
-        with pytest.raises(TypeError, match="LaneInfo is not a record that travels"):
+        with pytest.raises(TypeError, match="Route is not a record that travels"):
             self.codec.encode(_info(0))
         with pytest.raises(RunError, match="could not be read"):
             self.codec.decode(b'{"":"Path","of":["x"]}', [])
@@ -255,7 +255,7 @@ def test_a_door_hears_both_ways(tmp_path: Path) -> None:
     endpoint.close()
 
 
-@pytest.point.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 def test_addresses_may_be_longer(tmp_path: Path) -> None:
     network = Network(interface="::1")
     endpoint, address = open_endpoint(tmp_path, "a", "x", network)
@@ -348,7 +348,7 @@ def test_a_receiver_may_move_before_its_sender_has_begun(tmp_path: Path) -> None
     there.close()
 
 
-@pytest.point.parametrize("is_shared", [False, True], ids=["sockets", "shared memory"])
+@pytest.mark.parametrize("is_shared", [False, True], ids=["sockets", "shared memory"])
 def test_both_may_send_more_than_fits(tmp_path: Path, is_shared: bool) -> None:
     """Neither has begun to receive: who cannot send on takes what has come."""
     opened = {n: open_endpoint(tmp_path, n) for n in "ab"}

@@ -78,13 +78,13 @@ class After(Silent):
             self._act()
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     "policy",
     [
         COARSE,
-        pytest.param("multi-learner", points=pytest.point.slow),
-        pytest.param("single-learner-fine", points=pytest.point.slow),
-        pytest.param("environments", points=pytest.point.slow),
+        pytest.param("multi-learner", marks=pytest.mark.slow),
+        pytest.param("single-learner-fine", marks=pytest.mark.slow),
+        pytest.param("environments", marks=pytest.mark.slow),
     ],
 )
 def test_bits_are_those_of_threads(nodes: Nodes, policy: str) -> None:
@@ -94,12 +94,12 @@ def test_bits_are_those_of_threads(nodes: Nodes, policy: str) -> None:
     assert_same(threads, on_ray)
 
 
-@pytest.point.parametrize(
+@pytest.mark.parametrize(
     ("algorithm", "policy", "sync"),
     [
         (A3C(rollout_length=4, hidden=(8,)), "central", "async=4"),
         pytest.param(
-            *(IMPALA(rollout_length=4, hidden=(8,)), COARSE, "lag=1"), points=pytest.point.slow
+            *(IMPALA(rollout_length=4, hidden=(8,)), COARSE, "lag=1"), marks=pytest.mark.slow
         ),
     ],
     ids=["a3c", "impala"],
@@ -112,7 +112,7 @@ def test_asynchronous_and_late(nodes: Nodes, algorithm: Any, policy: str, sync: 
         assert_same(in_threads(algorithm, policy, sync=sync, iterations=6), outcome)
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_environments_on_the_host(nodes: Nodes) -> None:
     algorithm = PPO(rollout_length=8, epochs=1, minibatches=2, hidden=(8,))
     threads = in_threads(algorithm, environment=PlainDrift())
@@ -162,7 +162,7 @@ class Killing(Silent):
             self.times.append(time.monotonic())
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_worker_that_is_killed_twice_is_replaced(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_worker_that_is_killed_twice_is_replaced(
     assert all(b - a < 5 for a, b in zip(observer.times, noticed, strict=True))
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_stopped_worker_is_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_client, "SILENCE_SECONDS", 6.0)
     stop = After(10, lambda: os.kill(workers("environment_actor_0")[0], signal.SIGSTOP))
@@ -191,7 +191,7 @@ def test_a_stopped_worker_is_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPa
     assert disturbed.replacements == 1
 
 
-@pytest.point.slow
+@pytest.mark.slow
 def test_a_node_is_lost_and_another_comes(nodes: Nodes) -> None:
     def change() -> None:
         nodes.remove(nodes.workers.pop())

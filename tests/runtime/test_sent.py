@@ -70,25 +70,27 @@ def test_within_a_thread_it_is_the_same(
 ) -> None:
     together = in_threads(policy, workers=1)
     assert not seen
-    monkeypatch.setattr(assignment, "teams", lambda fdg, _: [(name,) for name in fdg.fragments])
+    monkeypatch.setattr(
+        assignment, "fragments_by_thread", lambda fdg, _: [(name,) for name in fdg.fragments]
+    )
     apart = in_threads(policy, workers=1)
     assert said(together) == said(apart) == (len(seen), sum(seen))
 
 
 def test_asynchronously(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Seen = []
-    post, begin = ServerQueue.post, ServerQueue.begin
+    submit, begin = ServerQueue.submit, ServerQueue.begin
 
-    def watched_post(self: ServerQueue, submission: Submission) -> None:
+    def watched_submit(self: ServerQueue, submission: Submission) -> None:
         seen.extend(map(size, submission.payloads.values()))
-        post(self, submission)
+        submit(self, submission)
 
     def watched_begin(self: ServerQueue, worker: int) -> Any:
         newest = begin(self, worker)
         seen.extend(map(size, (newest or {}).values()))
         return newest
 
-    monkeypatch.setattr(ServerQueue, "post", watched_post)
+    monkeypatch.setattr(ServerQueue, "post", watched_submit)
     monkeypatch.setattr(ServerQueue, "begin", watched_begin)
     outcome = in_threads("central", OneUpdate(), sync="async", iterations=6)
     assert said(outcome) == (len(seen), sum(seen))

@@ -79,8 +79,8 @@ class AsyncBatch(HostBatch, Protocol):
 
 
 def answers_one_by_one(environment: HostEnvironment) -> bool:
-    """Whether `environment` has `open_in_turns(ids)`, which opens a `TurnsBatch`."""
-    return getattr(environment, "takes_turns", False)
+    """Whether `environment` has `open_one_by_one(ids)`, which opens a `AsyncBatch`."""
+    return getattr(environment, "answers_one_by_one", False)
 
 
 class CompiledBatch(HostBatch, Protocol):

@@ -17,7 +17,7 @@ from fragflow.remote.protocol.recipes import recipe_of, search_path
 from fragflow.remote.transport.endpoint import Address
 from fragflow.remote.transport.mailbox import Route
 from fragflow.runtime.drivers.assignment import WorkerSpec, assign_workers
-from fragflow.runtime.drivers.codegen import DriverSource, identifier, write
+from fragflow.runtime.drivers.codegen import DriverSource, generate, identifier
 from fragflow.runtime.planning.messages import fan
 from fragflow.runtime.planning.plan import Plan, make_plan
 
@@ -173,7 +173,7 @@ def _process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
 def _async_process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
     """A process for each asynchronous worker; the server stays with the coordinator."""
     team = [name for name in fdg.fragments if name != fdg.server]
-    script = write(fdg, plan, team)
+    script = generate(fdg, plan, team)
     return [
         ProcessSpec(
             name=f"worker_{w}",

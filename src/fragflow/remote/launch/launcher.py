@@ -81,7 +81,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def _launch(self, name: str, demand: Demand, incarnation: int) -> RemoteProcess:
-        """Starts a process, which will greet."""
+        """Starts a process, which says when it is ready."""
 
     @abstractmethod
     def _clear_up(self) -> None:

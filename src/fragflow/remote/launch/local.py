@@ -36,13 +36,13 @@ class LocalLauncher(Launcher):
 
     def _launch(self, name: str, demand: Demand, incarnation: int) -> RemoteProcess:
         label = label_of(name, incarnation)
-        line = ControlChannel(self._context, CODEC)
-        line.bind(f"ipc://{self.directory}/{label}.line")
-        words = [line.endpoint, str(self.directory), label, str(os.getpid())]
+        control = ControlChannel(self._context, CODEC)
+        control.bind(f"ipc://{self.directory}/{label}.ctl")
+        words = [control.endpoint, str(self.directory), label, str(os.getpid())]
         passed = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON)}
         variables = passed | search_path() | jax_settings(demand)
         handle = Subprocess(words, variables, self.directory / f"{label}.log")
-        return RemoteProcess(name, line, handle)
+        return RemoteProcess(name, control, handle)
 
     def _clear_up(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -87,15 +87,15 @@ class RayLauncher(Launcher):
             )
 
     def _launch(self, name: str, demand: Demand, incarnation: int) -> RemoteProcess:
-        line = ControlChannel(self._context, CODEC)
+        control = ControlChannel(self._context, CODEC)
         interface = self._cluster.interface or (
             "127.0.0.1" if self._is_own else self._ray.util.get_node_ip_address()
         )
         first, last = self._cluster.ports
         network = Network(interface=interface, first_port=first, last_port=last)
-        line.bind_network(network, self._keys)
+        control.bind_network(network, self._keys)
         connection = ConnectionInfo(
-            endpoint=line.endpoint,
+            endpoint=control.endpoint,
             server_key=self._keys[0].decode(),
             label=label_of(name, incarnation),
             directory=self._run,
@@ -116,7 +116,7 @@ class RayLauncher(Launcher):
             runtime_env={"env_vars": {**passed, **jax_settings(demand), **signs}},
             max_restarts=0,
         )
-        return RemoteProcess(name, line, ActorProcess(self._ray, actor.remote(), connection))
+        return RemoteProcess(name, control, ActorProcess(self._ray, actor.remote(), connection))
 
     def _clear_up(self) -> None:
         if self._group is not None:

@@ -36,8 +36,8 @@ class WorkerActor:
         from fragflow.remote.worker.main import serve
 
         directory = own_directory(connection.directory)
-        line = ControlChannel(zmq.Context(), CODEC)
-        line.connect(connection.endpoint, connection.server_key)
+        control = ControlChannel(zmq.Context(), CODEC)
+        control.connect(connection.endpoint, connection.server_key)
         node = ray.get_runtime_context().get_node_id()
         interface = connection.interface or ray.util.get_node_ip_address()
         network = Network(
@@ -46,7 +46,7 @@ class WorkerActor:
         endpoint, address = open_endpoint(
             directory, connection.label, host_of(node, directory), network
         )
-        return serve(line, endpoint, address, network, is_orphan=lambda: False)
+        return serve(control, endpoint, address, network, is_orphan=lambda: False)
 
 
 def own_directory(name: str) -> Path:

@@ -51,11 +51,11 @@ class RemoteProcess:
     address: Address
     """where it receives messages; known once it has greeted"""
 
-    def __init__(self, name: str, line: ControlChannel, handle: ProcessHandle):
+    def __init__(self, name: str, control: ControlChannel, handle: ProcessHandle):
         self.name = name
         self.is_closing = False
         self._errands: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._control = line
+        self._control = control
         self._handle = handle
         self._lock = threading.Lock()
         self._last_error: Mapping[str, str] | None = None
@@ -154,7 +154,7 @@ class RemoteProcess:
                 raise Closed
 
     def _run_errands_if_idle(self) -> None:
-        """Who holds the line runs them otherwise: while it waits, or when it lets go."""
+        """Who holds the control runs them otherwise: while it waits, or when it lets go."""
         while not self._errands.empty() and self._lock.acquire(blocking=False):
             try:
                 self._run_errands()

@@ -138,8 +138,8 @@ def open_endpoint(
     address = Address(path=f"{directory}/{label}", shared_memory=str(directory), host=host)
     endpoint.bind_path(f"{directory}/{label}")
     if network is not None:
-        endpoint = endpoint.bind_network(network)
-        address = replace(address, endpoint=endpoint, public_key=endpoint.keys[0].decode())
+        tcp = endpoint.bind_network(network)
+        address = replace(address, endpoint=tcp, public_key=endpoint.keys[0].decode())
     return endpoint, address
 
 

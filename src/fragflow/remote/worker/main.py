@@ -1,7 +1,7 @@
 """A worker's process: does what its coordinator says, and ends with it.
 
 One thread listens and gives signs of life; another one computes. On one machine it is started as
-`python -m fragflow.remote.worker.main ENDPOINT DIRECTORY LABEL PARENT`.
+`python -m fragflow.remote.worker.main COORDINATOR DIRECTORY LABEL PARENT`.
 """
 
 import contextlib
@@ -264,7 +264,7 @@ def _told(error: BaseException) -> dict[str, str]:
 
 
 def serve(
-    line: ControlChannel,
+    control: ControlChannel,
     endpoint: Endpoint,
     address: Address,
     network: Network,
@@ -275,29 +275,29 @@ def serve(
         compute_in_calling_thread()  # of its variables, JAX does not read this one
     worker = WorkerProcess(endpoint, network)
     try:
-        line.say("ready", (versions(), address))
+        control.say("ready", (versions(), address))
         while not is_orphan():
-            if not _listen(line, worker, until=time.monotonic() + BEAT_SECONDS):
+            if not _listen(control, worker, until=time.monotonic() + BEAT_SECONDS):
                 worker.end(grace_seconds=2.0)
-                line.close()
+                control.close()
                 return True
-            line.beat()
+            control.beat()
             stuck = worker.stuck()
             if stuck is not None:
-                line.say("failed", stuck)
+                control.say("failed", stuck)
     except zmq.Again:
         pass  # nobody listens any more
     except Exception as error:
         with contextlib.suppress(zmq.Again):
-            line.say("failed", _told(error))
+            control.say("failed", _told(error))
         raise
     return False
 
 
-def _listen(line: ControlChannel, worker: WorkerProcess, until: float) -> bool:
+def _listen(control: ControlChannel, worker: WorkerProcess, until: float) -> bool:
     """Does what the coordinator says for a while; False when it says that this is the end."""
     while time.monotonic() < until:
-        heard = line.hear(POLL_MILLISECONDS, worker.bell)
+        heard = control.hear(POLL_MILLISECONDS, worker.bell)
         if heard is not None:
             word, content = heard
             if word == "end":
@@ -311,19 +311,21 @@ def _listen(line: ControlChannel, worker: WorkerProcess, until: float) -> bool:
             else:
                 worker.request(word, content)
         for answer in worker.answers():
-            line.say(*answer)
+            control.say(*answer)
     return True
 
 
-def main(endpoint: str, directory: str, label: str, parent: str) -> None:
+def main(coordinator: str, directory: str, label: str, parent: str) -> None:
     """A process of one machine, which ends with the process that started it."""
     for number in (signal.SIGINT, signal.SIGTERM):  # such as a scheduler's, to all of a job
         signal.signal(number, signal.SIG_IGN)  # the coordinator ends a run in good order
-    line = ControlChannel(zmq.Context(), CODEC)
-    line.connect(endpoint)
+    control = ControlChannel(zmq.Context(), CODEC)
+    control.connect(coordinator)
     endpoint, address = open_endpoint(Path(directory), label)
     network = Network(interface="127.0.0.1")
-    if not serve(line, endpoint, address, network, is_orphan=lambda: os.getppid() != int(parent)):
+    if not serve(
+        control, endpoint, address, network, is_orphan=lambda: os.getppid() != int(parent)
+    ):
         # The coordinator was killed: nobody else clears up.
         shutil.rmtree(directory, ignore_errors=True)
         os._exit(1)

@@ -23,7 +23,7 @@ from fragflow.runtime.asynchrony.server_queue import (
     Submission,
 )
 from fragflow.runtime.drivers.channels import Closed
-from fragflow.runtime.drivers.codegen import write
+from fragflow.runtime.drivers.codegen import generate
 from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.threads import POLL_SECONDS, Streams
 from fragflow.runtime.drivers.traffic import Sent, together
@@ -77,7 +77,7 @@ class AsyncRuntime:
         self._async_process_specs: list[Any] = self._start(plan)
         self._slot_channels = SlotChannels()
         self._server = self._worker(fdg.server, 0, self._slot_channels)
-        self._server_driver = Driver([self._server], write(fdg, plan, [fdg.server]))
+        self._server_driver = Driver([self._server], generate(fdg, plan, [fdg.server]))
         self._kept_by_sender = self._server_rows()
         self.num_programs = self._assembly.num_programs
         self.picks = self._assembly.picks
@@ -146,7 +146,7 @@ class AsyncRuntime:
     def _start(self, plan: Plan) -> list[Any]:
         """One for each worker."""
         team = [name for name in self.fdg.fragments if name != self.fdg.server]
-        script = write(self.fdg, plan, team)
+        script = generate(self.fdg, plan, team)
         hands = []
         for w in range(self._count):
             slot_channels = SlotChannels()
@@ -188,7 +188,7 @@ class AsyncRuntime:
         """One iteration of a worker, with the newest parameters."""
         answers = self._queue.begin(w)
         metrics, payloads = self._async_process_specs[w].work(index, answers)
-        self._queue.post(Submission(worker=w, iteration=index, payloads=payloads))
+        self._queue.submit(Submission(worker=w, iteration=index, payloads=payloads))
         return metrics
 
     def _serve(self) -> None:

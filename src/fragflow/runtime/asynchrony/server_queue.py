@@ -48,7 +48,7 @@ class ServerQueue:
             self._ledger = self._ledger.begin(worker)
             return self.newest
 
-    def post(self, submission: Submission) -> None:
+    def submit(self, submission: Submission) -> None:
         with self._change:
             self._submitted[submission.worker] += 1
             self._waiting.append(submission)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fragflow.graph.ir import FDG
-from fragflow.runtime.drivers.codegen import DriverSource, teams, write
+from fragflow.runtime.drivers.codegen import DriverSource, fragments_by_thread, generate
 from fragflow.runtime.planning.plan import Plan
 
 
@@ -26,8 +26,8 @@ def assign_workers(
     A group that is divided has a worker for each replica, which run the same program together.
     """
     found: list[tuple[list[WorkerSpec], DriverSource | None]] = []
-    for team in teams(fdg, plan):
-        script = None if plan.parts[team[0]].fused else write(fdg, plan, team)
+    for team in fragments_by_thread(fdg, plan):
+        script = None if plan.parts[team[0]].fused else generate(fdg, plan, team)
         worker_specs = [
             worker_spec for name in team for worker_spec in _worker_specs(plan, name, divide_groups)
         ]

@@ -46,7 +46,7 @@ class DriverSource:
     """by name, functions that make room for what the host adds to a loop's output"""
 
 
-def teams(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
+def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
     """The fragments whose workers share a thread.
 
     Fragments of one replica on one device take turns: a thread each would only cost. Not so where
@@ -62,7 +62,7 @@ def teams(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
     return (*alone, tuple(together)) if together else alone
 
 
-def write(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
+def generate(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
     """The script of one thread, which drives `fragments`."""
     codes = {name: part.code for name, part in plan.parts.items()}
     loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
@@ -75,10 +75,10 @@ def write(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
 def render(fdg: FDG, plan: Plan) -> str:
     """The scripts of all threads, to be read."""
     texts = []
-    for team in teams(fdg, plan):
+    for team in fragments_by_thread(fdg, plan):
         threads = " + ".join(f"{name} x{fdg.fragments[name].replicas}" for name in team)
         is_program = plan.parts[team[0]].fused
-        body = "# one compiled program\n" if is_program else write(fdg, plan, team).text
+        body = "# one compiled program\n" if is_program else generate(fdg, plan, team).text
         texts.append(f"# {threads}\n{body}")
     return "\n".join(texts)
 

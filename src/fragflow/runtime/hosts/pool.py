@@ -78,7 +78,7 @@ class HostPool:
     """The environments of one worker, and what became of their episodes."""
 
     def __init__(self, host: Host, ids: Sequence[int], one_by_one: bool = False):
-        """`in_turns`, they answer one by one: see `send` and `receive`."""
+        """`one_by_one`, they answer one by one: see `send` and `receive`."""
         self.ids = tuple(ids)
         self._host = host
         self._environment = host.environment
