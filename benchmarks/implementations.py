@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import measure
 from engines import Driver, Task
-from measure import Sample, as_data, interleaved, median_of_ratios, print_table, timed
+from measure import Sample, as_data, interleaved, print_table, timed
 
 from fragflow import ops
 
@@ -44,10 +44,20 @@ def main() -> None:
         samples = interleaved(
             {"xla": _repeated(xla, count), other: _repeated(alternative, count)}, options.repeats
         )
-        ratio = median_of_ratios(samples["xla"], samples[other])
-        data[name] = {"calls": count, "speed_up": ratio, **as_data(samples)}
+        both = ([sample.seconds for sample in samples[s]] for s in ("xla", other))
+        ratio, low, high = measure.ratio_of_medians(*both)
+        data[name] = {"calls": count, "speed_up": ratio, "interval": [low, high]} | as_data(samples)
         times = [f"{measure.median(samples[s]) / count * 1e6:.1f}" for s in ("xla", other)]
-        rows.append((name, times[0], other, times[1], f"{ratio:.2f}", measure.quiet(samples)))
+        rows.append(
+            (
+                name,
+                times[0],
+                other,
+                times[1],
+                f"{ratio:.2f} ({low:.2f}-{high:.2f})",
+                measure.quiet(samples),
+            )
+        )
     print_table(
         "microseconds per call",
         ("", "xla", "other", "takes", "speed-up", "machine"),

@@ -61,7 +61,7 @@ def reduce_over_axis(operation: str, values: Sequence[Any], axis: str) -> list[A
 def _mean_over(x: Any, axis: str) -> Any:
     if jax.numpy.issubdtype(x.dtype, jax.numpy.inexact):
         return lax.pmean(as_summed(x), axis).astype(x.dtype)
-    # Whole numbers, which are the same everywhere (no others are accepted): their sum may be none.
+    # Integers are equal on all replicas (others are refused), and their sum may not fit the type.
     return lax.pmax(x.astype(np.int32) if x.dtype == bool else x, axis).astype(x.dtype)
 
 

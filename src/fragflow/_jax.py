@@ -1,4 +1,4 @@
-"""The only file, besides `_jax_process`, that touches what is private to JAX."""
+"""The only module, besides `_jax_process`, that uses what is private to JAX."""
 
 import itertools
 import re
@@ -27,7 +27,7 @@ Literal = core.Literal
 Var = core.Var
 DropVar = core.DropVar
 
-# Source lines name the algorithm's code, not the functions it calls to mark it.
+# Source lines name the algorithm's code, not the functions it calls to mark it, or of ours.
 for _file in (
     "_jax.py",
     "_all_reduce.py",
@@ -36,8 +36,9 @@ for _file in (
     "api/reduce.py",
     "api/rows.py",
     "api/vector.py",
+    "ops/",
 ):
-    source_info_util.register_exclusion(str(Path(__file__).parent / _file))
+    source_info_util.register_exclusion(f"{Path(__file__).parent}/{_file}")
 
 REPLICA_AXIS = "replica"
 _COMPONENT = "component:"
@@ -45,7 +46,7 @@ _KERNEL = "kernel:"
 
 
 def is_name_valid(name: str) -> bool:
-    """Whether `name` can be a component's."""
+    """True if `name` can be the name of a component or a kernel."""
     return re.fullmatch(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*", name) is not None
 
 
@@ -53,7 +54,7 @@ def component_call(name: str, function: Callable[..., Any], args: Sequence[Any])
     """Calls `function` as an inner jit that carries the component's name.
 
     The call is not inlined: across an inlined boundary XLA contracts multiply-adds, and the bits of
-    a result would depend on where the program was cut. Calls within the component are free again.
+    a result would depend on where the program was cut. Calls within it may be inlined again.
     """
 
     def inner(*inner_args: Any) -> Any:
@@ -68,7 +69,7 @@ def component_call(name: str, function: Callable[..., Any], args: Sequence[Any])
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` as a call that is not inlined: what uses its results rounds as if they were given.
 
-    XLA adds up rows in another order where it fuses the sum with what makes them.
+    XLA adds up rows in another order where it fuses the sum with the operations that make them.
     """
 
     def call(*args: Any) -> Any:
@@ -90,7 +91,7 @@ def called_as(eqn: Eqn, prefix: str) -> str | None:
 
 
 def kernel_call(name: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Calls `function` as an inner jit that carries the kernel's name, to be found again."""
+    """Calls `function` as an inner jit that carries the kernel's name, so that it can be found."""
 
     def inner(*inner_args: Any) -> Any:
         return function(*inner_args)
@@ -100,7 +101,7 @@ def kernel_call(name: str, function: Callable[..., Any], args: Sequence[Any]) ->
 
 
 def kernels_in(eqn: Eqn) -> Iterator[tuple[str, ClosedJaxpr]]:
-    """The kernels called in `eqn`, at any depth: their names, and what is called."""
+    """The kernels called in `eqn`, at any depth: their names and programs."""
     name = called_as(eqn, _KERNEL)
     if name is not None:
         yield name, eqn.params["jaxpr"]
@@ -110,7 +111,7 @@ def kernels_in(eqn: Eqn) -> Iterator[tuple[str, ClosedJaxpr]]:
 
 
 def with_kernels(eqn: Eqn, other: Callable[[str, ClosedJaxpr], ClosedJaxpr | None]) -> Eqn:
-    """`eqn` with other programs in the place of kernels, where `other` has one."""
+    """`eqn` with its kernels replaced by other programs, where `other` has one."""
 
     def change(inner: Eqn) -> list[Eqn]:
         name = called_as(inner, _KERNEL)
@@ -137,7 +138,7 @@ def _host_call_types(*args: Any, host: Any, method: str) -> list[Any]:
 
 def _host_call_lowering(*_: Any, host: Any, method: str) -> Any:
     raise TypeError(
-        f"{host.name}.{method} runs on the host: it cannot be compiled, and not be inside jit, "
+        f"{host.name}.{method} runs on the host: it can neither be compiled nor be inside jit, "
         "while_loop or cond. Call env.step in step itself or in a lax.scan of it."
     )
 
@@ -158,7 +159,7 @@ def host_call(host: Any, method: str, *args: Any) -> list[Any]:
 
 
 def contains_host_call(eqn: Eqn) -> bool:
-    """Whether a worker has to call an environment on the host in `eqn`, at any depth."""
+    """True if a worker must call an environment on the host for `eqn`, at any depth."""
     return _contains(eqn, lambda inner: inner.primitive is host_call_p)
 
 
@@ -196,8 +197,8 @@ def hosts_compiled_into(eqn: Eqn) -> Iterator[Any]:
             yield from hosts_compiled_into(inner)
 
 
-# What calls, loops and branches look like inside: JAX changes it from release to release, so it is
-# read here and nowhere else (scripts/private_parameters.py looks for other places).
+# The parameters of calls, loops and branches change from one release of JAX to the next, so they
+# are read here and nowhere else (scripts/private_parameters.py looks for other places).
 
 
 class Scan(NamedTuple):
@@ -220,7 +221,7 @@ class While(NamedTuple):
 
 
 def scan_of(eqn: Eqn) -> Scan:
-    """What a `scan` does."""
+    """Reads the parameters of a `scan`."""
     params = eqn.params
     if "num_carry" in params:  # before JAX 0.11
         consts, carries = params["num_consts"], params["num_carry"]
@@ -230,7 +231,7 @@ def scan_of(eqn: Eqn) -> Scan:
 
 
 def while_of(eqn: Eqn) -> While:
-    """What a `while` does."""
+    """Reads the parameters of a `while`."""
     params = eqn.params
     return While(
         params["cond_nconsts"], params["body_nconsts"], params["cond_jaxpr"], params["body_jaxpr"]
@@ -238,7 +239,7 @@ def while_of(eqn: Eqn) -> While:
 
 
 def branches_of(eqn: Eqn) -> tuple[ClosedJaxpr, ...]:
-    """Among what a `cond` chooses, in the order of its first input."""
+    """The programs that a `cond` chooses from; its first input is the index."""
     return eqn.params["branches"]
 
 
@@ -249,7 +250,7 @@ CALLS = frozenset(_CALLS.split())
 
 
 def called_by(eqn: Eqn) -> ClosedJaxpr | None:
-    """What a plain call calls; None if it is no such call."""
+    """The program that a plain call runs; None if `eqn` is not a plain call."""
     if eqn.primitive.name not in CALLS:
         return None
     key = next(k for k in ("jaxpr", "call_jaxpr", "call") if k in eqn.params)
@@ -257,7 +258,7 @@ def called_by(eqn: Eqn) -> ClosedJaxpr | None:
 
 
 def linear_solve_of(eqn: Eqn) -> tuple[ClosedJaxpr, tuple[int, ...]]:
-    """What a `custom_linear_solve` runs, and which of its inputs that takes."""
+    """The program that a `custom_linear_solve` runs, and the positions of the inputs it takes."""
     lengths = eqn.params["const_lengths"]
     before = lengths.matvec + lengths.vecmat
     consts = range(before, before + lengths.solve)
@@ -273,7 +274,7 @@ def applied_by(eqn: Eqn) -> Jaxpr | None:
 
 
 def num_turns(eqn: Eqn) -> int | None:
-    """How often a loop's body runs, where that is known beforehand; None for what is no loop."""
+    """The number of times that a `scan` runs its body; None for all other equations."""
     return eqn.params["length"] if eqn.primitive.name == "scan" else None
 
 
@@ -283,7 +284,7 @@ def closed_jaxpr(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
 
 
 def constants_of(eqn: Eqn) -> Iterator[Any]:
-    """The arrays that programs within `eqn` close over, at any depth, and large literals."""
+    """The arrays that programs within `eqn` close over, at any depth, and the literals in them."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             if isinstance(inner, ClosedJaxpr):
@@ -295,7 +296,7 @@ def constants_of(eqn: Eqn) -> Iterator[Any]:
 
 
 def with_programs(eqn: Eqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Eqn:
-    """`eqn` with other programs in the place of those in its parameters."""
+    """`eqn` with `change` applied to the programs in its parameters."""
 
     def other(value: Any) -> Any:
         if isinstance(value, ClosedJaxpr):
@@ -311,7 +312,7 @@ def inner_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
 
 
 def programs_in(eqn: Eqn) -> Iterator[ClosedJaxpr]:
-    """The same, with the constants that they have."""
+    """The programs in an equation's parameters, with their constants."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             if isinstance(inner, Jaxpr | ClosedJaxpr):
@@ -330,18 +331,18 @@ def bind(eqn: Eqn, args: Sequence[Any]) -> list[Any]:
 
 
 _PACKAGE = Path(__file__).parent
-_LIKE_USERS = tuple(f"{_PACKAGE / name}/" for name in ("algorithms", "environments", "ops"))
+_LIKE_USERS = tuple(f"{_PACKAGE / name}/" for name in ("algorithms", "environments"))
 
 
 def source_line(eqn: Eqn) -> str:
-    """`file:line (function)` of the user's code that made this equation; empty if ours did."""
+    """`file:line (function)` of the user's code that made this equation; empty for fragflow's."""
     line = source_info_util.summarize(eqn.source_info)
     is_ours = line.startswith(f"{_PACKAGE}/") and not line.startswith(_LIKE_USERS)
     return "" if is_ours else line
 
 
 def is_key(aval: Any) -> bool:
-    """Whether values of this type are random keys."""
+    """True if values of this type are random keys."""
     return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
@@ -355,7 +356,10 @@ def with_axis_reductions(eqn: Eqn, axis: str, size: int) -> Eqn:
     """`eqn` with every reduction over replicas inside it bound to a mesh axis."""
     if not contains_all_reduce(eqn):
         return eqn
-    return _rewritten(eqn, lambda inner: _axis_eqns(inner, axis, size))
+    made = _rewritten(eqn, lambda inner: _axis_eqns(inner, axis, size))
+    # Left as it is, it would be the identity: each replica would go on with its own part.
+    assert not contains_all_reduce(made), f"a reduction over replicas stays inside {eqn.primitive}"
+    return made
 
 
 def without_barriers(eqn: Eqn) -> Eqn:
@@ -373,8 +377,10 @@ def _rewritten(eqn: Eqn, change: Callable[[Eqn], list[Eqn]]) -> Eqn:
             return value.replace(eqns=eqns)
         if isinstance(value, ClosedJaxpr):
             return ClosedJaxpr(rewrite(value.jaxpr), value.consts)
-        if type(value) in (tuple, list):  # named tuples hold no jaxprs
+        if type(value) in (tuple, list):
             return type(value)(rewrite(v) for v in value)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):  # of custom_linear_solve
+            return type(value)(*map(rewrite, value))
         return value
 
     return eqn.replace(params={k: rewrite(v) for k, v in eqn.params.items()})
@@ -400,29 +406,29 @@ def _axis_eqns(eqn: Eqn, axis: str, size: int) -> list[Eqn]:
 
 
 def contains_all_reduce(eqn: Eqn) -> bool:
-    """Whether a reduction over replicas is in `eqn`, at any depth."""
+    """True if `eqn` contains a reduction over replicas, at any depth."""
     return _contains(eqn, lambda inner: inner.primitive is all_reduce_p)
 
 
 def calls_back(eqn: Eqn) -> bool:
-    """Whether `eqn` calls back into Python, at any depth."""
+    """True if `eqn` calls back into Python, at any depth."""
     return _contains(eqn, lambda inner: "callback" in inner.primitive.name)
 
 
 def loops(eqn: Eqn) -> bool:
-    """Whether `eqn` has a loop that ends by what it computes, at any depth."""
+    """True if `eqn` contains, at any depth, a loop whose end depends on what it computes."""
     return _contains(eqn, lambda inner: inner.primitive.name == "while")
 
 
 def has_own_batching(eqn: Eqn) -> bool:
-    """Whether a user says what `eqn` is for many rows, at any depth: it may be anything."""
+    """True if `eqn` contains, at any depth, a user's batching rule, which may compute anything."""
     return _contains(eqn, lambda inner: inner.primitive.name == "custom_vmap_call")
 
 
 def draws_together(eqn: Eqn) -> bool:
-    """Whether `eqn` draws random numbers in a way that is not row by row when it is vmapped.
+    """True if `eqn`, once vmapped, draws random numbers for all rows together, not row by row.
 
-    Of keys other than threefry's JAX takes the first for all rows.
+    With keys other than threefry's, JAX uses the first one for all rows.
     """
 
     def is_such(inner: Eqn) -> bool:
@@ -459,12 +465,12 @@ def plain_aval(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def result_paths(eqn: Eqn) -> tuple[str, ...]:
-    """Where each result of a component is in what its function returns: `result[1].obs`."""
+    """The path of each result of a component in what its function returns: `result[1].obs`."""
     return tuple(str(p) for p in eqn.params["jaxpr"].jaxpr.debug_info.result_paths or ())
 
 
 def result_name(eqn: Eqn, position: int) -> str:
-    """What the user's code calls a result: the component that makes it, and its field."""
+    """A result's name for the user: the component that makes it, and its field."""
     if eqn.primitive is host_call_p:
         method = eqn.params["method"]
         return f"environment.{method}:{eqn.params['host'].result_names(method)[position]}"
@@ -482,7 +488,7 @@ def result_name(eqn: Eqn, position: int) -> str:
     for maker in inner.eqns:
         if variable in maker.outvars:
             return result_name(maker, maker.outvars.index(variable))
-    # A carry handed out at the start of a step is what the step before it made.
+    # A carry handed out at the start of a step was made by the step before it.
     if eqn.primitive.name == "scan" and variable in inner.invars:
         scan = scan_of(eqn)
         carry = inner.invars.index(variable) - scan.consts

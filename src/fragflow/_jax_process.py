@@ -1,4 +1,4 @@
-"""What is private to JAX and concerns a process: its devices, settings and partners."""
+"""JAX's private interfaces that concern a process: its devices, settings and peers."""
 
 import functools
 from typing import Any
@@ -9,29 +9,29 @@ from jax._src.lib import _jax as jaxlib  # pyright: ignore[reportPrivateImportUs
 
 
 def has_started() -> bool:
-    """Whether JAX has chosen its devices, so that their number can no longer be set."""
+    """True if JAX has chosen its devices, so that their number can no longer be set."""
     return xla_bridge.backends_are_initialized()
 
 
 def num_cpu_devices() -> int:
-    """How many virtual CPU devices JAX was asked for; -1 if it was not."""
+    """The number of virtual CPU devices that JAX was asked for; -1 if it was not asked for any."""
     return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def setting(name: str) -> Any:
-    """One of JAX's settings, also of those that it does not show."""
+    """The value of one of JAX's settings, also of those that it does not show."""
     return jax.config._read(name)
 
 
 def forget_compilation_cache() -> None:
-    """Has JAX look again where compiled programs are kept: it goes on with what it has found."""
+    """Makes JAX look up the place of compiled programs again; else it keeps the one it found."""
     compilation_cache.reset_cache()
 
 
 def collect_at(host: str) -> None:
-    """Has collectives of CPUs use the address `host` of this machine.
+    """Makes collectives between CPUs use the address `host` of this machine.
 
-    By default it is what the machine's name stands for, often an address that no other knows.
+    By default they use the address of the machine's name, which other machines often do not know.
     """
 
     def make() -> Any:

@@ -1,7 +1,7 @@
-"""Whose an error is that nobody foresaw: the user's, the machine's, or fragflow's.
+"""Attributes unforeseen errors to the user, the machine or fragflow.
 
-Decided by the traceback alone: the innermost frame of code that is neither fragflow's nor of what
-it is built on. Imports nothing heavy: processes that step environments need it too.
+The traceback alone decides: the innermost frame of code that belongs neither to fragflow nor to the
+packages it is built on. Imports nothing heavy: processes that step environments need it too.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from fragflow.errors import (
 T = TypeVar("T")
 
 Owner = Literal["user", "installed", "ours"]
-"""`installed` are packages of others, such as libraries of environments; `ours` is fragflow's and
-what it is built on"""
+"""`installed` are other packages, such as libraries of environments; `ours` is fragflow and the
+packages it is built on"""
 
 FOUNDATIONS = frozenset(
     (
@@ -37,19 +37,19 @@ FOUNDATIONS = frozenset(
         *("zmq", "ray", "onnx", "onnxruntime", "fragflow"),
     )
 )
-"""packages that fragflow itself calls: an error in one of them is that of whoever has called it"""
+"""packages that fragflow itself calls: an error in one of them belongs to its caller"""
 
 PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 GENERATED = "<driver of "
-"""how the file of code that fragflow has written begins"""
+"""prefix of the file names of code that fragflow generates"""
 _LIBRARIES = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _CALLBACK = "_wrapped_callback"
-"""JAX's function around a callback; above it in a stack are those who wait for the program"""
+"""JAX's function around a callback; the frames above it only wait for the program"""
 _RUNTIME_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 _OF_THE_MACHINE = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
-"""how errors of XLA begin that no program can avoid: no memory, or a peer that is gone"""
+"""prefixes of XLA's errors that no program can avoid: no memory, or a peer that is gone"""
 
 
 class Elsewhere(Exception):
@@ -67,7 +67,7 @@ class Frame:
     line: int
     function: str
     module: str = ""
-    """empty if all that is known is text"""
+    """empty if the frame was read from text"""
 
     @property
     def place(self) -> str:
@@ -75,7 +75,7 @@ class Frame:
 
 
 def owner_of(frame: Frame) -> Owner:
-    """Whose code a frame is."""
+    """The owner of a frame's code."""
     file = frame.file
     package = frame.module.partition(".")[0]
     if file.startswith(GENERATED) or os.path.abspath(file).startswith(PACKAGE):
@@ -92,7 +92,7 @@ def owner_of(frame: Frame) -> Owner:
 def users_frame(
     error: BaseException, owners: Sequence[Owner] = ("user", "installed")
 ) -> Frame | None:
-    """The innermost frame of the user's code; that of an installed package if there is no other."""
+    """The innermost frame of the user's code; failing that, of an installed package."""
     chain = _causes(error)
     for owner in owners:
         for each in chain:
@@ -106,14 +106,14 @@ def place_of(error: FragflowError) -> str | None:
     """`file:line` of the user's code that an error was raised from, or None."""
     if error.__cause__ is None:
         return None
-    # What libraries refuse to be asked for, we have said in words.
+    # Where a library refuses what it is asked for, the message already says so.
     owners: Sequence[Owner] = ("user", "installed") if isinstance(error, RunError) else ("user",)
     frame = users_frame(error.__cause__, owners)
     return frame and frame.place
 
 
 def defined_at(function: Any) -> str:
-    """` (file:line)` of a function of the user's, for errors in what it returns; else nothing."""
+    """` (file:line)` of a user's function, for errors in what it returns; empty for fragflow's."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     if code is None:
         return ""
@@ -122,7 +122,7 @@ def defined_at(function: Any) -> str:
 
 
 def called(name: str, function: Callable[..., T], *args: Any) -> T:
-    """Calls a function that somebody else has written; it may not take these arguments."""
+    """Calls a user's function; TraceError if it cannot take these arguments."""
     try:
         return function(*args)
     except TypeError as error:
@@ -136,7 +136,7 @@ def called(name: str, function: Callable[..., T], *args: Any) -> T:
 
 
 def frames_of(error: BaseException) -> list[Frame]:
-    """The frames of an error, outermost first; causes are not looked at."""
+    """The frames of an error, outermost first, without those of its causes."""
     if isinstance(error, Elsewhere):
         return _frames_in(error.args[0])
     callback = _callback_text(error)
@@ -168,7 +168,7 @@ def words_of(error: BaseException) -> str:
 
 
 def judged(error: BaseException, *, is_running: bool, where: str = "") -> FragflowError:
-    """An error as the user is to see it; `where` is the part of a run in which it occurred."""
+    """The error that the user sees for `error`; `where` is the part of a run it occurred in."""
     if isinstance(error, FragflowError):
         return error
     frame = users_frame(error)
@@ -187,21 +187,21 @@ def judged(error: BaseException, *, is_running: bool, where: str = "") -> Fragfl
 
 
 def is_of_machine(error: BaseException) -> bool:
-    """Whether no program can avoid it: a full disk, no memory, a peer that is gone."""
+    """True for errors that no program can avoid: a full disk, no memory, a peer that is gone."""
     if type(error).__name__ in _RUNTIME_ERRORS:
         return str(error).startswith(_OF_THE_MACHINE) or "Gloo" in str(error)
     return isinstance(error, OSError | MemoryError)
 
 
 def has_story(error: FragflowError) -> bool:
-    """Whether the traceback tells more than the message."""
+    """True if the traceback tells more than the message."""
     is_elsewhere = any(isinstance(each, Elsewhere) for each in _causes(error))
     is_unforeseen = isinstance(error, UserCodeError | InternalError)
     return is_unforeseen or is_elsewhere or place_of(error) is not None
 
 
 def first_error(error: FragflowError) -> BaseException:
-    """The error as it was raised, for a debugger; where that was in another process, `error`."""
+    """The error as first raised, for a debugger; `error` itself if that was in another process."""
     is_made = isinstance(error, UserCodeError | InternalError)
     cause = error.__cause__
     return error if not is_made or cause is None or isinstance(cause, Elsewhere) else cause
@@ -214,10 +214,10 @@ def story_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def judging(*, is_running: bool) -> Iterator[None]:
-    """Turns errors that nobody foresaw into those that a user can read, with the first as cause.
+    """Turns unforeseen errors into ones that a user can read, with the original as cause.
 
-    What the system says of files and connections it says well by itself. That a program is to end
-    is no error, unless it is the user's code, in the middle of a run, that says so.
+    The system's own errors about files and connections are clear as they are, and a request to exit
+    is not an error: both pass unchanged, unless they come from the user's code.
     """
     try:
         yield
@@ -231,16 +231,16 @@ def judging(*, is_running: bool) -> Iterator[None]:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """`error` and what it was raised from; that of a handled error is no cause."""
+    """`error` and the errors it was raised from; one that was only being handled is not a cause."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
-    # JAX tells so where an operation comes from, not who was called.
+    # JAX uses these to tell where an operation comes from, not what was being called.
     return [each for each in chain if not type(each).__name__.startswith("JaxStackTrace")]
 
 
 def _callback_text(error: BaseException) -> str | None:
-    """What a callback's error looks like when it has come through a compiled program."""
+    """The traceback of a callback's error that came through a compiled program; None for others."""
     if type(error).__name__ not in _RUNTIME_ERRORS:
         return None
     _, begin, text = str(error).partition("Traceback (most recent call last):\n")

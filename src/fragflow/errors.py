@@ -1,7 +1,7 @@
-"""What can go wrong, one class per stage; each becomes one message and an exit code.
+"""Errors that users see, one class per stage; each becomes one message and an exit code.
 
-2: what was asked for, or the user's code while it is traced; 3: a run that failed; 4: training that
-diverged; 70: a fault of fragflow.
+Exit codes: 2 for a request that cannot work, or user code that fails while it is traced; 3 for a
+run that failed; 4 for training that diverged; 70 for a fault of fragflow.
 """
 
 import difflib
@@ -33,7 +33,7 @@ class GraphError(FragflowError, ValueError):
 
 
 class ReplicaError(GraphError):
-    """Replicas would silently compute something else than one big batch."""
+    """Replicas would silently compute something other than one big batch."""
 
 
 class RunError(FragflowError, RuntimeError):
@@ -43,15 +43,15 @@ class RunError(FragflowError, RuntimeError):
 
 
 class EnvironmentFault(RunError):
-    """An environment raised, hung, died, or answered what it must not."""
+    """An environment raised, hung, died, or gave an invalid answer."""
 
 
 class UserCodeError(FragflowError):
-    """Code of the user raised an error before training began; that error is the cause."""
+    """The user's code raised an error before training began; that error is the cause."""
 
 
 class UserCodeRunError(UserCodeError, RunError):
-    """Code of the user raised an error while training; that error is the cause."""
+    """The user's code raised an error while training; that error is the cause."""
 
     exit_code = RunError.exit_code
 

@@ -55,7 +55,7 @@ RuntimeName = Literal["local", "eager", "processes", "ray"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What to learn: no word of where."""
+    """The learning problem, without any deployment."""
 
     algorithm: Algorithm
     environment: AnyEnvironment
@@ -66,7 +66,7 @@ class Experiment:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a run gives."""
+    """The results of a run."""
 
     state: Any
     rows: list[Row]
@@ -76,9 +76,9 @@ class Outcome:
     messages: int
     bytes_moved: int
     equality: str
-    """how it relates to one undivided program, by what has happened"""
+    """the relation of the results to those of one undivided program, restarts included"""
     replacements: int = 0
-    """worker processes that were lost, and replaced"""
+    """worker processes that were lost and replaced"""
     load: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
     @property
@@ -128,11 +128,11 @@ def run(
 ) -> Outcome:
     """Trains, and reports to `observer` while it does.
 
-    With `probe`, what replicas compute is compared with the undivided program before, once.
+    With `probe`, what replicas compute is first compared with the undivided program, once.
 
-    `slots` says, by platform, how many replicas have a place of their own; more are fused. By
-    default these are the accelerators there are; on CPUs every replica has a thread of its own.
-    `implementations` says how to compute kernels; by default the workers pick.
+    `slots` gives, by platform, the number of replicas with a place of their own; more are fused. By
+    default there is one per accelerator; on CPUs every replica has a thread of its own.
+    `implementations` names implementations of kernels; by default the workers pick.
     `cluster` is where the ray runtime runs; by default a cluster of its own on this machine.
     """
     observer = observer or Silent()
@@ -248,7 +248,7 @@ def _refuse_no_steps(experiment: Experiment, steps: int) -> None:
 def _source(
     experiment: Experiment, policy: Policy, deployment: Deployment
 ) -> tuple[Tracer, Deployment]:
-    """What is cut, and for how many: under asynchrony, the program of one worker and the server."""
+    """The program to cut, and its deployment; if asynchronous, for one worker and the server."""
     environment = as_placed(experiment.environment, policy, deployment)
     total, workers = experiment.num_envs, deployment.workers
     if not isinstance(policy.synchronisation, Asynchronous):
@@ -265,7 +265,7 @@ def _source(
 def _in_lockstep(
     experiment: Experiment, source: Tracer, fdg: FDG, policy: Policy, deployment: Deployment
 ) -> tuple[FDG, Tracer]:
-    """What is probed: the run's graph; of an asynchronous one, that of all workers in lockstep."""
+    """The graph to probe, and its tracer; if asynchronous, those of all workers in lockstep."""
     if not isinstance(policy.synchronisation, Asynchronous) or deployment.workers == 1:
         return fdg, source
     whole = tracer(experiment.algorithm, source.environment, experiment.num_envs)
@@ -274,7 +274,7 @@ def _in_lockstep(
 
 
 def _asynchronous(policy: Policy, workers: int) -> dict[str, int]:
-    """What the asynchronous runtime is told; nothing if the policy is not."""
+    """Arguments of the asynchronous runtime; empty if the policy is not asynchronous."""
     if not isinstance(policy.synchronisation, Asynchronous):
         return {}
     bound = policy.synchronisation.bound_for(workers, policy.ahead)
@@ -363,7 +363,7 @@ def _prepare_local(
 
 
 def _launcher(runtime: RuntimeName, cluster: Cluster | None) -> "Callable[[], Launcher] | None":
-    """Who starts the processes of a run; None if it has only this one."""
+    """The maker of the launcher that starts a run's processes; None if it has only this one."""
     if runtime == "processes":
         from fragflow.remote.launch.local import LocalLauncher
 
@@ -378,7 +378,7 @@ def _launcher(runtime: RuntimeName, cluster: Cluster | None) -> "Callable[[], La
 def _processes(
     fdg: FDG, asynchronous: Mapping[str, int], launcher: "Launcher"
 ) -> tuple[Mapping[str, Sequence[Any]], Callable[..., Any], Callable[[], None]]:
-    """Starts the processes of a run: their environments, the runtime for them, and how they end."""
+    """Starts a run's processes; returns their environments, their runtime and how to end them."""
     from fragflow.remote.coordinator.processes import WorkerProcesses
     from fragflow.remote.coordinator.runtimes import (
         AsyncInProcesses,

@@ -105,7 +105,7 @@ def test_is_refused_in_one_line(case: str, capsys: pytest.CaptureFixture[str]) -
         ("{", "not valid JSON"),
         ("[1]", "expected a JSON object"),
         (json.dumps({"lerning-rate": 1}), "unknown option 'lerning-rate'. Did you mean 'learning"),
-        (json.dumps({"config": "b.json"}), "'config' cannot be in a file, only typed"),
+        (json.dumps({"config": "b.json"}), "'config' can only be given on the command line"),
         (json.dumps({"num-envs": "many"}), "--num-envs many: expected a whole number"),
         (json.dumps({"anneal": 1}), "expected true or false"),
     ],

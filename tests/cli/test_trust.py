@@ -214,7 +214,7 @@ def test_a_file_cannot_say_that_it_is_trusted(
     for key in ("trust_config", "trust-config"):
         Path("a.json").write_text(json.dumps({key: True, "env": "marker:X"}))
         line = refused(["train", "ppo", "--config", "a.json"], capsys)
-        assert f"{key!r} cannot be in a file, only typed" in line
+        assert f"{key!r} can only be given on the command line" in line
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_a_state_map_of_ones_own(capsys):
             ["check", "CartPole-v1", "--twin", "envpool:CartPole-v1"],
             "no known way to set the state",
         ),
-        (["check", "CartPole-v1", "--tolerance", "1"], "--tolerance is of use with --twin"),
+        (["check", "CartPole-v1", "--tolerance", "1"], "--tolerance needs --twin OTHER"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(words, said, capsys):

@@ -93,7 +93,7 @@ def divided(
         runtime.close()
     return (
         [final[c.inside] for c in fdg.program.loop.carries],
-        np.stack([row["0.last"] for row in rows]),
+        np.stack([row.metrics["last"] for row in rows]),
     )
 
 

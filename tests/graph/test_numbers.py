@@ -31,6 +31,15 @@ def rows_of(marked: float, others: float) -> Expression:
     )
 
 
+def narrow(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16).astype(jnp.float32)
+
+
+def narrowed(rows: Expression) -> Expression:
+    """Digits are lost of a mean of rows that had more."""
+    return lambda t: ff.all_mean(jnp.mean(rows(t)).astype(jnp.bfloat16))
+
+
 ALMOST = {
     "a digit of bfloat16": of_type("bfloat16", 1.0, 1.0078125),
     "a digit of float16": of_type("float16", 1.0, 1.0009766),
@@ -59,6 +68,16 @@ ALMOST = {
     "narrow, and kept wide": lambda t: (
         t.weights.astype(jnp.bfloat16) * (jnp.bfloat16(1) - jnp.bfloat16(2e-4) * jnp.bfloat16(t.n))
     ),
+    "small in float16": lambda t: (
+        1e4 * ff.all_mean((1e-7 * jnp.mean(narrow(t.x))).astype(jnp.float16))
+    ),
+    "scaled in float16": lambda t: ff.all_mean(
+        jnp.mean(t.x.astype(jnp.float16), (0, 1)) * jnp.float16(1e-7)
+    ),
+    "narrow beside wide, added": narrowed(lambda t: t.x + 0 * narrow(t.x)),
+    "narrow beside wide, chosen": narrowed(lambda t: jnp.where(t.x > 9, narrow(t.x), t.x)),
+    "narrow beside wide, joined": narrowed(lambda t: jnp.concatenate([t.x, narrow(t.x)], -1)),
+    "narrow beside wide, multiplied": narrowed(lambda t: t.x * narrow(t.x)),
     "a sum in a byte": lambda t: ff.all_sum(
         jnp.sum(t.x.astype("float8_e4m3fn"), (0, 1), dtype="float8_e4m3fn").astype(jnp.float32)
     ),
@@ -69,6 +88,11 @@ EXACT = {
     "a third of it": lambda t: ff.all_mean(jnp.sum(t.x) / (t.n / 3.0)),
     "divided and multiplied": lambda t: t.m * (jnp.float32(0.1) / t.n * t.n),
     "a minus for all": lambda t: jnp.copysign(t.m, -0.0),
+    "a scaled mean in bfloat16": narrowed(lambda t: 0.5 * narrow(t.x)),
+    "a mean that is not differentiated": lambda t: ff.all_mean(lax.stop_gradient(jnp.mean(t.x))),
+    "a maximum that is not differentiated": lambda t: ff.all_max(lax.stop_gradient(jnp.max(t.x))),
+    "a mean put somewhere": lambda t: ff.all_mean(jax.device_put(jnp.mean(t.x))),
+    "a maximum in float16": lambda t: ff.all_max(jnp.max(t.x.astype(jnp.float16))),
     "a mean in bfloat16": lambda t: ff.all_mean(jnp.mean(t.x.astype(jnp.bfloat16), (0, 1))),
 }
 
@@ -132,6 +156,13 @@ ALONE = {
         lambda t: jnp.take(t.weights[:4].reshape(2, 2), jnp.array([0, 1, 1]), int(alone(t)))[0, 0]
     ),
     "all of them": late(lambda t: 2.0 if t.n == 3 else 1.0),
+    "a comparison": late(lambda t: jnp.where(jnp.int32(t.n) > 1, 2.0, 1.0)),
+    "a minimum": late(lambda t: jnp.minimum(t.n, 2).astype(jnp.float32)),
+    "a branch by their number": late(lambda t: lax.cond(jnp.int32(t.n) > 1, jnp.sin, jnp.cos, t.m)),
+    "a loop by their number": late(
+        lambda t: lax.fori_loop(0, jnp.minimum(t.n, 2), lambda _, c: 1.1 * c, t.m)
+    ),
+    "a place in a table": late(lambda t: t.weights[jnp.minimum(t.n, 2)]),
 }
 RIGHT_ALONE = {
     "a mean": lambda t: ff.all_mean(jnp.mean(jnp.sin(t.x))),
@@ -168,3 +199,35 @@ def test_another_program_for_one_environment_is_refused(what: str, place: Any) -
 @pytest.mark.parametrize("what", RIGHT_ALONE)
 def test_one_environment_each_may_be_the_same_program(what: str, place: Any) -> None:
     assert refusal(RIGHT_ALONE[what], place, workers=3, num_envs=3) is None
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int16, jnp.int32])
+def test_a_mean_of_whole_numbers_is_refused_in_messages_too(dtype: Any) -> None:
+    def of_actors(make: Any) -> Expression:
+        return lambda t: ff.all_mean(ff.component("actor.count")(make)(t.x))
+
+    def count(x: jax.Array) -> jax.Array:
+        n = x.shape[1]
+        return jnp.sum((x[..., 0] > -9).astype(dtype), dtype=dtype) * dtype(48 // n)
+
+    def mean(x: jax.Array) -> jax.Array:
+        return jnp.mean(x)
+
+    coarse = {"place": "glue", "policy": "single-learner-coarse"}
+    reason = refusal(of_actors(count), **coarse)  # pyright: ignore[reportArgumentType]
+    assert reason is not None
+    assert "make them floats first" in reason
+    assert refusal(of_actors(mean), **coarse) is None  # pyright: ignore[reportArgumentType]
+
+
+def test_a_part_in_float16_is_refused_in_messages_too() -> None:
+    def mean(x: jax.Array) -> jax.Array:
+        return jnp.mean(x.astype(jnp.float16))
+
+    reason = refusal(
+        lambda t: ff.all_mean(ff.component("actor.mean")(mean)(t.x)),
+        place="glue",
+        policy="single-learner-coarse",
+    )
+    assert reason is not None
+    assert "make it float32 first" in reason

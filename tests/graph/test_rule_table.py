@@ -64,6 +64,8 @@ MOVES = {
     "split": lambda x: lax.split(x, (1, 3), axis=1)[1],
     "unstack": lambda x: jnp.unstack(x)[1],
     "optimization_barrier": lambda x: lax.optimization_barrier(x),
+    "stop_gradient": lambda x: lax.stop_gradient(x),
+    "device_put": lambda x: jax.device_put(x),
     "pad": lambda x: lax.pad(x, jnp.zeros((), x.dtype), ((1, 0, 1), (0, -1, 0))),
     "concatenate": lambda x: lax.concatenate([x, x, jnp.zeros_like(x)], 0),
     "stack": lambda x: jnp.stack([x, x]),

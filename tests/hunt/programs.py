@@ -297,7 +297,7 @@ def play(source: Tracer, sizes: Sizes, rng: np.random.Generator) -> str:
     one = player.run(whole.closed, [args])[0]
     many = player.run(local.closed, [list(p) for p in zip(*parts, strict=True)])
     tolerance = 1e-9 if not player.rounded else 1e-3
-    labels = [*(f"state {x}" for x in whole.state_labels), *whole.metric_labels]
+    labels = [*(f"state {x}" for x in whole.state_labels), *whole.metric_labels, *whole.episodes]
     for i, (label, w) in enumerate(zip(labels, one, strict=True)):
         ls = [m[i] for m in many]
         kind = UNIFORM if np.shape(w) == np.shape(ls[0]) else varying(0)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -99,14 +100,19 @@ def test_needs() -> None:
     cluster = Cluster(
         needs={"learner": Need(cpus=4), "actor": Need(cpus=2, resources={"simulator": 1})}
     )
-    assert need_of(cluster, ["learner"], {"gpu": 2}) == Need(cpus=4, gpus=2)
-    assert need_of(cluster, ["environment+actor"], {"cpu": 1}) == Need(
+    together = {"environment+actor", "environment", "actor"}
+    assert need_of(cluster, {"learner"}, {"gpu": 2}) == Need(cpus=4, gpus=2)
+    assert need_of(cluster, together, {"cpu": 1}) == Need(
         cpus=2, gpus=0, resources={"simulator": 1}
     )
-    assert need_of(cluster, ["environment"], {"cpu": 1}) == Need(cpus=1, gpus=0)
-    check_needs(cluster, ["environment+actor", "learner"])
-    with pytest.raises(ConfigError, match="a fragment 'actor', which this policy does not make"):
-        check_needs(cluster, ["learner"])
+    assert need_of(cluster, {"environment"}, {"cpu": 1}) == Need(cpus=1, gpus=0)
+    assert need_of(cluster, {"environment+actor"}, {"cpu": 1}) == Need(cpus=1, gpus=0)
+    check_needs(cluster, ["environment+actor", "learner"], together | {"learner"})
+    with pytest.raises(
+        ConfigError,
+        match=r"fragment 'actor', which this policy does not make. Its fragments: learner\.",
+    ):
+        check_needs(cluster, ["learner"], {"learner"})
 
 
 class Enough(Exception):
@@ -116,8 +122,8 @@ class Enough(Exception):
 class Asked(Launcher):
     """Starts nothing."""
 
-    def start(self, demands: object, placement: Placement) -> None:
-        self.placement = placement
+    def start(self, demands: Mapping[str, Demand], placement: Placement) -> None:
+        self.demands, self.placement = demands, placement
         raise Enough
 
     def _launch(self, name: str, demand: Demand, incarnation: int) -> None:  # pyright: ignore
@@ -150,6 +156,33 @@ def test_placement(policy: str, sites: set[tuple[str, ...]], is_packed: bool) ->
     with pytest.raises(Enough):
         WorkerProcesses(graph(experiment, named_policy(policy), Deployment(workers=2)), launcher)
     assert (set(launcher.placement.sites), launcher.placement.is_packed) == (sites, is_packed)
+
+
+def test_a_file_may_name_a_fragment_or_a_place_in_it() -> None:
+    launcher = Asked()
+    with pytest.raises(Enough):
+        WorkerProcesses(
+            graph(
+                Experiment(
+                    algorithm=PPO(rollout_length=4, epochs=1, minibatches=1, hidden=(8,)),
+                    environment=make_environment("CartPole-v1"),
+                    num_envs=4,
+                    total_steps=1,
+                ),
+                named_policy("single-learner-coarse"),
+                Deployment(),
+            ),
+            launcher,
+        )
+    names = {demand.fragments: demand.names for demand in launcher.demands.values()}
+    assert names == {
+        ("environment+actor", "learner"): {
+            "environment+actor",
+            "environment",
+            "actor",
+            "learner",
+        },
+    }
 
 
 def test_names_of_files_are_short_and_different() -> None:

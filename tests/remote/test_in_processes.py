@@ -226,7 +226,7 @@ def test_environments_on_the_host_begin_anew_when_their_worker_is_lost() -> None
     outcome = train(algorithm, environment=PlainDrift(), iterations=400, observer=observer)
     assert (outcome.replacements, len(outcome.rows)) == (1, 400)
     assert not outcome.start.equality.startswith("different")
-    assert outcome.equality == "different: workers lost, and begun anew with other episodes: 1"
+    assert outcome.equality == "different: lost workers were replaced, and began new episodes: 1"
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outcome.state.params))
 
 

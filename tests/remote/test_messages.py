@@ -310,7 +310,7 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
         stranger.connect(f"{tmp_path}/socket")
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
         assert inbox.receive(1000) is None  # a connection
-        with pytest.raises(RunError, match="it is none of fragflow's"):
+        with pytest.raises(RunError, match="it is not one of fragflow's"):
             inbox.receive(1000)
     inbox.close()
 

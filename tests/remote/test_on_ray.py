@@ -232,7 +232,7 @@ class TestBadInput:
         with socketserver.ThreadingTCPServer(("127.0.0.1", 0), WebServer) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             cluster = Cluster(address=f"127.0.0.1:{server.server_address[1]}", insecure=True)
-            with pytest.raises(ConfigError, match="is no Ray cluster's head: it does not speak"):
+            with pytest.raises(ConfigError, match="not a Ray cluster's head: it does not speak"):
                 train(Toy(), runtime="ray", cluster=cluster)
             server.shutdown()
 

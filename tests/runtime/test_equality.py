@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.custom_batching import custom_vmap
 
 import fragflow as ff
 from fragflow.policies import named_policy
@@ -68,8 +69,8 @@ def trained(
     experiment = Experiment(
         algorithm=algorithm or Small(),
         environment=options.pop("environment", None) or Drift(),
-        num_envs=8,
-        total_steps=24,
+        num_envs=options.get("num_envs", 8),
+        total_steps=3 * options.pop("num_envs", 8),
     )
     policy = named_policy(policy) if isinstance(policy, str) else policy
     return run(experiment, policy, workers=workers, **options)
@@ -118,11 +119,37 @@ def test_bits_are_remembered_for_what_was_tried(
     assert trained().start.equality.startswith("rounding: the state's params")
 
 
+@custom_vmap
+def looks_if_many(x: jax.Array) -> jax.Array:
+    return x
+
+
+@looks_if_many.def_vmap
+def _(size: int, _: Any, x: jax.Array) -> Any:
+    return x + (0.5 if size >= 32 else 0.0) * jnp.mean(x, 0), True
+
+
+class Looking(Drift):
+    """Looks at its neighbours where there are more of them than the probe tries."""
+
+    name = "looking"
+
+    def step(self, state: Any, action: jax.Array, key: jax.Array) -> ff.Step:
+        return super().step(looks_if_many(state), action, key)
+
+
+def test_an_environment_that_looks_at_many_neighbours_is_no_rounding() -> None:
+    said = trained(environment=Looking(), workers=2, num_envs=32).start.equality
+    assert said.startswith("different: environment.step gives other numbers in batches of this")
+    assert trained(workers=2, num_envs=32).start.equality.startswith(("bitwise", "rounding"))
+
+
 def _found(here: Any, there: Any) -> bits.Difference | None:
     """What two runs of one iteration differ in, with this state each."""
 
     def engine(leaf: Any) -> Any:
-        return SimpleNamespace(run=lambda *_: [{}], state=lambda: {"x": np.asarray(leaf)})
+        rows = [SimpleNamespace(metrics={}, episodes={})]
+        return SimpleNamespace(run=lambda *_: rows, state=lambda: {"x": np.asarray(leaf)})
 
     fdg: Any = SimpleNamespace(program=SimpleNamespace(labels={"x": "x"}))
     return bits._difference(engine(here), engine(there), fdg, 0)
@@ -142,7 +169,7 @@ def test_whole_numbers_do_not_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     monkeypatch.setattr(bits, "_difference", lambda *_: found)
     assert trained().start.equality == (
-        "different: the state's x is another than undivided, and no float differs"
+        "different: the state's x differs from the undivided program's, and no float does"
     )
 
 

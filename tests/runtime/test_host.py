@@ -129,7 +129,7 @@ def test_episodes_are_counted_on_the_host():
 
 
 def test_a_policy_that_compiles_the_environment_is_refused():
-    with pytest.raises(PolicyError, match=r"host drift is no JAX program.*single-learner-coarse"):
+    with pytest.raises(PolicyError, match=r"drift is not a JAX program.*single-learner-coarse"):
         train("gpu-only")
 
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from fragflow.errors import PolicyError
+from fragflow import component
+from fragflow.errors import PolicyError, TraceError
 from fragflow.policies import ALIASES, POLICIES, Deployment, Place, Policy, named_policy, place
 from fragflow.runtime.programs.devices import needed_devices
 
@@ -29,13 +30,28 @@ def test_the_more_specific_name_wins():
 
 def test_paired_fragments_are_one_on_the_same_device():
     coarse = POLICIES["single-learner-coarse"]
-    assert set(fragments(coarse, workers=2)) == {"environment+actor", "learner"}
+    placed = place(coarse, Deployment(workers=2), PPO, 8)
+    assert {p.name: p.places for p in placed} == {
+        "environment+actor": ("environment", "actor"),
+        "learner": ("learner",),
+    }
     on_gpu = place(coarse, Deployment(workers=2, accelerator="gpu"), PPO, 8)
     assert [(p.name, p.device) for p in on_gpu] == [
         ("environment", "cpu"),
         ("actor", "gpu"),
         ("learner", "gpu"),
     ]
+
+
+def test_pairs_of_pairs_are_one_fragment():
+    policy = own(
+        Place(name="a", components=("actor",), paired_with="e"),
+        Place(name="e", components=("environment",), paired_with="l"),
+        Place(name="l", components=("learner",), paired_with="a"),
+    )
+    (placed,) = place(policy, Deployment(), PPO, 8)
+    assert (placed.name, placed.places) == ("l+e+a", ("l", "e", "a"))
+    assert placed.components == tuple(sorted(PPO))
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -71,6 +87,19 @@ def test_a_component_the_algorithm_does_not_have():
 def test_names_that_fragflow_would_read_something_into(name):
     with pytest.raises(PolicyError, match=f"named {re.escape(repr(name))}: expected a name"):
         own(Place(name=name, components=("actor",)))
+    with pytest.raises(PolicyError, match=f"paired with {re.escape(repr(name))}: expected a name"):
+        own(Place(name="a", components=("actor",), paired_with=name))
+    for more in ({"components": (name,)}, {"components": ("actor",), "optional": (name,)}):
+        with pytest.raises(
+            PolicyError, match=f"has component {re.escape(repr(name))}: expected a name"
+        ):
+            own(Place(name="a", **more))
+
+
+@pytest.mark.parametrize("name", ["learner+x", "learner#1", "actor@cpu"])
+def test_components_have_no_such_names_either(name):
+    with pytest.raises(TraceError, match=f"component name {re.escape(repr(name))}: expected"):
+        component(name)
 
 
 def test_two_fragments_of_one_name():

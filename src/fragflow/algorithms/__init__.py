@@ -16,7 +16,7 @@ ALGORITHMS: dict[str, str] = {
     "dqn": "fragflow.algorithms.dqn:DQN",
     "sac": "fragflow.algorithms.sac:SAC",
 }
-"""Where to find each algorithm: `module:class` by name."""
+"""The location of each algorithm: `module:class` by name."""
 
 
 def algorithm_class(name: str) -> type[Algorithm]:

@@ -10,11 +10,10 @@ from jax import lax
 
 import fragflow.api as ff
 from fragflow import ops
-from fragflow.errors import ConfigError
 
 
 class Learner(NamedTuple):
-    """What the optimiser changes."""
+    """The parameters, and the optimiser's state."""
 
     params: Any
     optimiser: Any
@@ -30,7 +29,7 @@ class State(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What happened, `[T, N, ...]`: time first, then environments."""
+    """The steps of a rollout, `[T, N, ...]`: time first, then environments."""
 
     obs: jax.Array
     action: jax.Array
@@ -58,7 +57,7 @@ class A2C(ff.Algorithm):
     anneal: bool = True
     """lower the learning rate linearly, to zero at the end of training"""
     decay: float = 0.99
-    """per update, how much RMSProp's running mean of squared gradients keeps"""
+    """share that RMSProp's running mean of squared gradients keeps per update"""
     rollout_length: int = 16
     """steps in every environment per update"""
     gamma: float = 0.99
@@ -77,19 +76,15 @@ class A2C(ff.Algorithm):
     """your own actor and critic; instead of `hidden`"""
 
     def __post_init__(self) -> None:
-        self._require("rollout_length", self.rollout_length >= 1, "at least 1")
-        for name in ("learning_rate", "max_grad_norm"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        for name in ("entropy_coef", "value_coef"):
-            self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("gamma", "gae_lambda"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        self._require("decay", 0 <= self.decay < 1, "0 or more, and below 1")
-        self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
+        ff.check_settings(
+            self,
+            at_least_1=("rollout_length",),
+            above_0=("learning_rate", "max_grad_norm"),
+            from_0=("entropy_coef", "value_coef"),
+            from_0_to_1=("gamma", "gae_lambda"),
+            below_1=("decay",),
+            sizes=("hidden",),
+        )
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         env.require_one_agent(type(self).__name__)
@@ -160,12 +155,14 @@ class A2C(ff.Algorithm):
 
         `grads` are means over all environments already: neither clipping nor RMSProp is linear.
         """
-        norm = optax.tree.norm(grads)
-        shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(norm, 1e-8))
-        grads = jax.tree.map(lambda g: g * shrink, grads)
-        updates, optimiser = self._optimiser.update(grads, learner.optimiser)
-        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
+        params, optimiser, norm = ops.descend(
+            self._optimiser,
+            learner.params,
+            learner.optimiser,
+            grads,
+            rate=self.learning_rate * remaining if self.anneal else self.learning_rate,
+            max_norm=self.max_grad_norm,
+        )
         return Learner(params, optimiser), norm
 
     def policy(

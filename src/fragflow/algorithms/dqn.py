@@ -14,7 +14,7 @@ from fragflow.errors import ConfigError
 
 
 class Learner(NamedTuple):
-    """What a gradient step changes."""
+    """The networks and the optimiser's state, which a gradient step changes."""
 
     params: Any
     target: Any
@@ -23,7 +23,7 @@ class Learner(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """What was experienced, and what is worth another look."""
+    """The experience, and the priorities to draw it by."""
 
     ring: ops.Ring
     """of `ops.Transition`"""
@@ -44,11 +44,11 @@ class State(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """What an iteration learns from: `updates` batches, `[U, N, K, ...]`."""
+    """The `updates` batches that an iteration learns from, `[U, N, K, ...]`."""
 
     transition: ops.Transition
     places: jax.Array
-    """where they are in the buffer"""
+    """their positions in the buffer"""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class DQN(ff.Algorithm):
     batch_size: int = 128
     """transitions per gradient step; a multiple of the number of environments"""
     buffer_size: int = 65_536
-    """transitions to remember, at least, over all environments"""
+    """least number of transitions to remember, over all environments"""
     learning_starts: int = 2_048
-    """environment steps, at random, before the first gradient step"""
+    """random environment steps before the first gradient step"""
     gamma: float = 0.99
     """discount per step"""
     epsilon: float = 0.05
@@ -92,13 +92,13 @@ class DQN(ff.Algorithm):
     prioritised: bool = False
     """draw transitions by how surprising they were (Schaul et al. 2016)"""
     priority_exponent: float = 0.6
-    """how much surprise counts: 0 not at all, 1 in proportion"""
+    """power of the error by which transitions are drawn: 0 draws uniformly, 1 in proportion"""
     importance: float = 0.4
-    """how far the bias of prioritised draws is corrected at first; at the end it is in full"""
+    """correction of the bias of prioritised draws at first: 0 none, 1 full, as it is at the end"""
     target_period: int = 200
     """gradient steps between moves of the target network"""
     target_rate: float = 1.0
-    """how far the target network moves towards the learning one; 1 copies it"""
+    """fraction of the way to the learning network that the target moves; 1 copies it"""
     max_grad_norm: float = 10.0
     """gradients with a larger global norm are scaled down to it"""
     hidden: tuple[int, ...] = (64, 64)
@@ -107,21 +107,23 @@ class DQN(ff.Algorithm):
     """your own network; instead of `hidden` and `dueling`"""
 
     def __post_init__(self) -> None:
-        for name in ("rollout_length", "updates", "batch_size", "buffer_size", "n_step"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        self._require("target_period", self.target_period >= 1, "at least 1")
-        for name in ("learning_rate", "max_grad_norm", "target_rate"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        self._require("learning_starts", self.learning_starts >= 0, "0 or more")
-        for name in ("gamma", "epsilon", "exploration", "importance", "target_rate"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        self._require("priority_exponent", self.priority_exponent >= 0, "0 or more")
-        sizes = bool(self.hidden) and all(size >= 1 for size in self.hidden)
-        self._require("hidden", sizes, "one or more sizes of at least 1")
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
+        ff.check_settings(
+            self,
+            at_least_1=(
+                "rollout_length",
+                "updates",
+                "batch_size",
+                "buffer_size",
+                "n_step",
+                "target_period",
+            ),
+            above_0=("learning_rate", "max_grad_norm", "target_rate"),
+            from_0=("learning_starts", "priority_exponent"),
+            from_0_to_1=("gamma", "epsilon", "exploration", "importance", "target_rate"),
+            sizes=("hidden",),
+        )
+        if not self.hidden:
+            raise ConfigError("hidden is empty: expected one or more sizes of at least 1")
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         env.require_one_agent("DQN")
@@ -251,7 +253,7 @@ class DQN(ff.Algorithm):
         return grads, error.reshape(shape), info
 
     def _next_value(self, params: Any, target: Any, obs: jax.Array) -> jax.Array:
-        """What the target network expects of the best action."""
+        """The target network's value of the best action."""
         values = self._network.values(target, obs)
         if not self.double:
             return jnp.max(values, axis=-1)
@@ -263,10 +265,14 @@ class DQN(ff.Algorithm):
 
         `grads` are means over all environments already: neither clipping nor Adam is linear.
         """
-        shrink = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(optax.tree.norm(grads), 1e-8))
-        grads = jax.tree.map(lambda g: g * shrink, grads)
-        updates, optimiser = self._optimiser.update(grads, learner.optimiser)
-        params = jax.tree.map(lambda p, u: p - rate * u, learner.params, updates)
+        params, optimiser, _ = ops.descend(
+            self._optimiser,
+            learner.params,
+            learner.optimiser,
+            grads,
+            rate=rate,
+            max_norm=self.max_grad_norm,
+        )
         move = jnp.where(number % self.target_period == 0, self.target_rate, 0.0)
         after = Learner(params, ops.polyak(learner.target, params, move), optimiser)
         return jax.tree.map(lambda old, new: jnp.where(rate > 0, new, old), learner, after)

@@ -18,7 +18,7 @@ MIN_SQUARED_RETURN = 1e-2
 
 
 class Learner(NamedTuple):
-    """What a team's optimiser changes."""
+    """A team's networks, and the optimiser's state."""
 
     params: Any
     """`actor` and `critic`"""
@@ -26,7 +26,7 @@ class Learner(NamedTuple):
 
 
 class Team(NamedTuple):
-    """What a team's learner keeps."""
+    """The state of a team's learner."""
 
     learner: Learner
     squared_return: jax.Array
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What happened, `[T, N, A, ...]`: time first, then environments, then agents (of a team)."""
+    """Steps of a rollout, `[T, N, A, ...]`: time first, then environments, agents (of a team)."""
 
     obs: jax.Array
     action: jax.Array
@@ -61,7 +61,7 @@ class Rollout(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the gradient is computed from, `[T, N, A, ...]`."""
+    """The data that the gradient is computed from, `[T, N, A, ...]`."""
 
     obs: jax.Array
     action: jax.Array
@@ -101,13 +101,13 @@ class IPPO(ff.Algorithm):
     past_limits: bool = False
     """count on what would come after a time limit; else the limit is an end"""
     clip: float = 0.2
-    """how far the probability of an action may move from the old policy's before it stops paying"""
+    """relative change of an action's probability beyond which a further change does not pay"""
     entropy_coef: float = 0.01
     """weight of the entropy, which keeps the policy exploring"""
     value_coef: float = 0.5
     """weight of the value function's loss"""
     return_memory: float = 0.95
-    """per iteration, how much the running size of returns keeps; it is the critic's unit"""
+    """share that the running size of returns, the critic's unit, keeps per iteration"""
     max_grad_norm: float = 0.5
     """gradients with a larger global norm are scaled down to it, team by team"""
     hidden: tuple[int, ...] = (64, 64)
@@ -231,7 +231,7 @@ class IPPO(ff.Algorithm):
     def value(
         self, critic: Any, obs: jax.Array, next_obs: jax.Array, agents: int
     ) -> tuple[jax.Array, jax.Array]:
-        """What each agent's critic expects before and after each step, `[T, N, A]`."""
+        """Each agent's value before and after each step, `[T, N, A]`."""
 
         def of_block(block: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
             return [self._network.value(critic, observed) for observed in block]
@@ -243,7 +243,7 @@ class IPPO(ff.Algorithm):
     def advantages(
         self, rollout: Rollout, values: tuple[jax.Array, jax.Array], squared_return: jax.Array
     ) -> tuple[Batch, jax.Array]:
-        """What is learnt from, and the mean squared return."""
+        """The batch to learn from, and the mean squared return."""
         now, later = values
         done = rollout.terminated | rollout.truncated
         advantage = ops.gae(

@@ -16,14 +16,14 @@ ADAM = optax.scale_by_adam(eps=1e-5)
 
 
 class Learner(NamedTuple):
-    """What a team's optimiser changes, and what it remembers: `actor` and `critic` of each."""
+    """A team's networks and their optimisers' states, each under `actor` and `critic`."""
 
     params: Any
     optimiser: Any
 
 
 class Team(NamedTuple):
-    """What a team's learner keeps besides its networks."""
+    """The state of a team's learner besides its networks."""
 
     optimiser: Any
     scale: ops.ValueScale
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What happened, `[C, L, N, A, ...]`: chunks of time, their steps, environments, agents."""
+    """Steps of a rollout, `[C, L, N, A, ...]`: chunks of time, steps, environments, agents."""
 
     obs: jax.Array
     first: jax.Array
@@ -62,11 +62,11 @@ class Rollout(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the gradient is computed from, `[C, L, N, A, ...]`."""
+    """The data that the gradient is computed from, `[C, L, N, A, ...]`."""
 
     rollout: Rollout
     joint: jax.Array
-    """what all agents see"""
+    """the observations of all agents, joined"""
     advantage: jax.Array
     target: jax.Array
     """as the critic counts"""
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
 
 
 class Memories(NamedTuple):
-    """What is remembered before each chunk, `[C, N, A, units]`."""
+    """Memories before each chunk, `[C, N, A, units]`."""
 
     actor: jax.Array
     critic: jax.Array
@@ -113,13 +113,13 @@ class MAPPO(ff.Algorithm):
     past_limits: bool = False
     """count on what would come after a time limit; else the limit is an end"""
     clip: float = 0.2
-    """how far the probability of an action may move from the old policy's before it stops paying"""
+    """relative change of an action's probability beyond which a further change does not pay"""
     entropy_coef: float = 0.01
     """weight of the entropy, which keeps the policy exploring"""
     value_coef: float = 0.5
     """weight of the value function's loss"""
     return_memory: float = 0.95
-    """per iteration, how much the running statistics of returns keep"""
+    """share that the running statistics of returns keep per iteration"""
     max_grad_norm: float = 0.5
     """an actor's or a critic's gradients with a larger global norm are scaled down to it"""
     units: int = 0
@@ -127,9 +127,9 @@ class MAPPO(ff.Algorithm):
     hidden: tuple[int, ...] = (64, 64)
     """sizes of the hidden layers, which follow the memory if there is one"""
     before: tuple[int, ...] = (64,)
-    """sizes of the layers between what is seen and the memory"""
+    """sizes of the layers between the observation and the memory"""
     rectified: bool = True
-    """whether layers are rectified; else they are tanh layers"""
+    """use rectified layers instead of tanh layers"""
 
     def __post_init__(self) -> None:
         ff.check_settings(
@@ -252,7 +252,7 @@ class MAPPO(ff.Algorithm):
         next_obs: jax.Array,
         members: slice,
     ) -> tuple[Any, jax.Array]:
-        """What the critic says before and after each step, and remembers at chunks' ends."""
+        """The critic's values before and after each step, and its memories between chunks."""
 
         def see(obs: jax.Array) -> jax.Array:
             return ops.joint_observations(obs, members)
@@ -268,7 +268,7 @@ class MAPPO(ff.Algorithm):
         members: slice,
         iteration: jax.Array,
     ) -> tuple[Batch, ops.ValueScale]:
-        """What is learnt from, and the scale of its targets, in which the critic counts then."""
+        """The batch to learn from, and the updated scale, in which its targets are."""
         now, later = (scale.restored(value) for value in values)
         done = rollout.terminated | rollout.truncated
         advantage = ops.gae(

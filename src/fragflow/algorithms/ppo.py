@@ -17,7 +17,7 @@ MIN_SQUARED_RETURN = 1e-2
 
 
 class Learner(NamedTuple):
-    """What the optimiser changes."""
+    """The parameters, and the optimiser's state."""
 
     params: Any
     optimiser: Any
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What happened, `[T, N, ...]`: time first, then environments."""
+    """The steps of a rollout, `[T, N, ...]`: time first, then environments."""
 
     obs: jax.Array
     action: jax.Array
@@ -59,7 +59,7 @@ class Values(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """What a rollout tells about the policy and the critic."""
+    """Estimates from a rollout: advantages for the policy, targets for the critic."""
 
     advantage: jax.Array
     """`[T, N]`"""
@@ -70,7 +70,7 @@ class Estimates(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the gradient is computed from, `[T, N, ...]`."""
+    """The data that the gradient is computed from, `[T, N, ...]`."""
 
     obs: jax.Array
     action: jax.Array
@@ -109,15 +109,15 @@ class PPO(ff.Algorithm):
     gae_lambda: float = 0.95
     """between trusting the value function (0) and trusting sampled returns (1)"""
     clip: float = 0.2
-    """how far the probability of an action may move from the old policy's before it stops paying"""
+    """relative change of an action's probability beyond which a further change does not pay"""
     entropy_coef: float = 0.01
     """weight of the entropy, which keeps the policy exploring"""
     value_coef: float = 0.5
     """weight of the value function's loss"""
     clip_value: bool = False
-    """also clip how far the critic's output moves (by `clip`)"""
+    """also clip the change of the critic's output (by `clip`)"""
     return_memory: float = 0.95
-    """per iteration, how much the running size of returns keeps; it is the critic's unit"""
+    """share that the running size of returns, the critic's unit, keeps per iteration"""
     normalise_observations: bool = False
     """scale observations to mean zero and variance one, by statistics of all seen before"""
     normalise_advantages: bool = True
@@ -213,7 +213,7 @@ class PPO(ff.Algorithm):
 
     @ff.component("learner.value")
     def values(self, critic: Any, seen: Any, obs: jax.Array, next_obs: jax.Array) -> Values:
-        """What the critic expects, before and after each step, and what networks see."""
+        """The critic's values before and after each step, and observations as networks see them."""
         obs, next_obs = _scaled(seen, obs), _scaled(seen, next_obs)
 
         def of_block(block: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
@@ -225,7 +225,7 @@ class PPO(ff.Algorithm):
 
     @ff.component("learner.advantages")
     def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
-        """How much better each action was than expected, and what the critic should have said."""
+        """The advantage of each action over what was expected, and targets for the critic."""
         unit = jnp.sqrt(squared_return)
         advantage = ops.gae(
             reward=rollout.reward / unit,

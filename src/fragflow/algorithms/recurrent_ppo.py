@@ -16,7 +16,7 @@ MIN_SQUARED_RETURN = 1e-2
 
 
 class Learner(NamedTuple):
-    """What the optimiser changes."""
+    """The parameters, and the optimiser's state."""
 
     params: Any
     optimiser: Any
@@ -39,11 +39,11 @@ class State(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """What happened, `[C, L, N, ...]`: chunks of time, steps of a chunk, environments."""
+    """Steps of a rollout, `[C, L, N, ...]`: chunks of time, steps of a chunk, environments."""
 
     obs: jax.Array
     first: jax.Array
-    """whether `obs` is the first of an episode"""
+    """True where `obs` is the first of an episode"""
     action: jax.Array
     log_prob: jax.Array
     next_obs: jax.Array
@@ -68,7 +68,7 @@ class Values(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """What a rollout tells about the policy and the critic, `[C, L, N]`."""
+    """Advantages for the policy and targets for the critic, `[C, L, N]`."""
 
     advantage: jax.Array
     target: jax.Array
@@ -77,7 +77,7 @@ class Estimates(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the gradient is computed from: `[C, L, N, ...]`, and memories before each chunk."""
+    """The data of the gradient: `[C, L, N, ...]`, and the memories before each chunk."""
 
     rollout: Rollout
     advantage: jax.Array
@@ -115,13 +115,13 @@ class RecurrentPPO(ff.Algorithm):
     gae_lambda: float = 0.95
     """between trusting the value function (0) and trusting sampled returns (1)"""
     clip: float = 0.2
-    """how far the probability of an action may move from the old policy's before it stops paying"""
+    """relative change of an action's probability beyond which a further change does not pay"""
     entropy_coef: float = 0.01
     """weight of the entropy, which keeps the policy exploring"""
     value_coef: float = 0.5
     """weight of the value function's loss"""
     return_memory: float = 0.95
-    """per iteration, how much the running size of returns keeps; it is the critic's unit"""
+    """share that the running size of returns, the critic's unit, keeps per iteration"""
     max_grad_norm: float = 0.5
     """gradients with a larger global norm are scaled down to it"""
     units: int = 64
@@ -212,14 +212,14 @@ class RecurrentPPO(ff.Algorithm):
 
     @ff.component("learner.value")
     def values(self, critic: Any, memory: jax.Array, rollout: Rollout) -> Values:
-        """What the critic expects before and after each step, and what it remembers."""
+        """The critic's values before and after each step, and its memories."""
         seen = (rollout.first, rollout.obs, rollout.next_obs)
         values, memories = ops.values_over_chunks(self._network, critic, memory, *seen)
         return Values(*values, memories[:-1], memories[-1])
 
     @ff.component("learner.advantages")
     def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
-        """How much better each action was than expected, and what the critic should have said."""
+        """The advantage of each action over what was expected, and targets for the critic."""
 
         def in_time(x: jax.Array) -> jax.Array:
             return x.reshape(self.rollout_length, *x.shape[2:])

@@ -15,7 +15,7 @@ from fragflow.errors import ConfigError
 
 
 class Learner(NamedTuple):
-    """What a gradient step changes."""
+    """The networks and the optimiser's state, which a gradient step changes."""
 
     params: Any
     """of the `actor` and the `critic`s, and the logarithm of the `temperature`"""
@@ -58,35 +58,31 @@ class SAC(ff.Algorithm):
     batch_size: int = 256
     """transitions per gradient step; a multiple of the number of environments"""
     buffer_size: int = 1_000_000
-    """transitions to remember, at least, over all environments"""
+    """least number of transitions to remember, over all environments"""
     learning_starts: int = 1_000
-    """environment steps, at random, before the first gradient step"""
+    """random environment steps before the first gradient step"""
     gamma: float = 0.99
     """discount per step"""
     target_rate: float = 0.005
-    """how far the target critics move towards the learning ones at each gradient step"""
+    """fraction of the way to the learning critics that the targets move per gradient step"""
     initial_temperature: float = 1.0
-    """what a unit of entropy is worth at first"""
+    """worth of a unit of entropy at first"""
     target_entropy: float | None = None
-    """entropy that the temperature is to keep up; None: minus the number of an action's entries"""
+    """entropy that the temperature maintains; None: minus the number of an action's entries"""
     hidden: tuple[int, ...] = (256, 256)
     """sizes of the hidden layers of actor and critics"""
     network: ops.SoftNetwork | None = None
     """your own actor and critics; instead of `hidden`"""
 
     def __post_init__(self) -> None:
-        for name in ("rollout_length", "updates", "batch_size", "buffer_size"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("learning_rate", "initial_temperature", "target_rate"):
-            self._require(name, getattr(self, name) > 0, "above 0")
-        self._require("learning_starts", self.learning_starts >= 0, "0 or more")
-        for name in ("gamma", "target_rate"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        self._require("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1")
-
-    def _require(self, name: str, holds: bool, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"{name} = {getattr(self, name)}: expected {expected}")
+        ff.check_settings(
+            self,
+            at_least_1=("rollout_length", "updates", "batch_size", "buffer_size"),
+            above_0=("learning_rate", "initial_temperature", "target_rate"),
+            from_0=("learning_starts",),
+            from_0_to_1=("gamma", "target_rate"),
+            sizes=("hidden",),
+        )
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         env.require_one_agent("SAC")
@@ -198,7 +194,7 @@ class SAC(ff.Algorithm):
         return jax.grad(loss, has_aux=True)(params)
 
     def _goal(self, params: Any, target: Any, flat: ops.Transition, noise: jax.Array) -> jax.Array:
-        """What the critics should say (eq. 5 and 3): the lesser of two targets, and entropy."""
+        """The critics' target (eq. 5 and 3): the lesser of two values, and the entropy."""
         distribution = self._network.policy(params["actor"], flat.next_obs)
         action, log_prob = distribution.transform(noise)
         value = _least(self._network.values(target, flat.next_obs, action))

@@ -1,4 +1,4 @@
-"""What the author of an algorithm or an environment sees; it knows nothing of distribution."""
+"""The interface for authors of algorithms and environments; it knows nothing of distribution."""
 
 from fragflow.api.algorithm import Algorithm as Algorithm
 from fragflow.api.algorithm import Clock as Clock

@@ -1,4 +1,4 @@
-"""What an algorithm is: three functions over explicit state, and its hyperparameters as fields."""
+"""Algorithms: three functions over explicit state, with their hyperparameters as fields."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Clock(NamedTuple):
-    """Where training stands; given by the runtime, equal on all replicas."""
+    """The point that training has reached; given by the runtime, equal on all replicas."""
 
     key: jax.Array
     """a fresh random key for this iteration"""
@@ -29,8 +29,8 @@ class Clock(NamedTuple):
 class Algorithm:
     """A training loop. Subclasses are frozen dataclasses; their fields are the hyperparameters.
 
-    Write it for one imagined device that holds all environments. Nothing in it may depend on how
-    many environments are in front of it, except shapes.
+    Write it for one imagined device that holds all environments. Nothing in it but shapes may
+    depend on how many environments it is given.
     """
 
     def init(self, env: Environments, key: jax.Array) -> Any:
@@ -44,7 +44,7 @@ class Algorithm:
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
     ) -> tuple[jax.Array, Any]:
-        """How a trained agent acts in one environment: (action, next memory).
+        """Returns a trained agent's action in one environment, and its next memory.
 
         `memory` is None at the start of an episode, then what the last call returned.
         """
@@ -58,6 +58,7 @@ def check_settings(
     above_0: Sequence[str] = (),
     from_0: Sequence[str] = (),
     from_0_to_1: Sequence[str] = (),
+    below_1: Sequence[str] = (),
     sizes: Sequence[str] = (),
 ) -> None:
     """Refuses hyperparameters outside of their ranges; `sizes` are tuples of whole numbers."""
@@ -66,6 +67,7 @@ def check_settings(
         (above_0, lambda x: x > 0, "above 0"),
         (from_0, lambda x: x >= 0, "0 or more"),
         (from_0_to_1, lambda x: 0 <= x <= 1, "between 0 and 1"),
+        (below_1, lambda x: 0 <= x < 1, "0 or more, and below 1"),
         (sizes, lambda x: all(size >= 1 for size in x), "sizes of at least 1"),
     ]
     for names, holds, expected in rules:

@@ -26,7 +26,7 @@ def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     Names are dotted, most general first: a policy that places `learner` places `learner.update`
     too. A component called inside another one belongs to the outer one.
     """
-    if not is_name_valid(name):
+    if not isinstance(name, str) or not is_name_valid(name):
         raise TraceError(
             f"component name {name!r}: expected dotted lower-case words, like 'learner.update'"
         )
@@ -40,7 +40,7 @@ def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def marked(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """`component` without a look at the name: those of environments are fragflow's own."""
+    """`component` without a check of the name: environments' names are fragflow's own."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -62,7 +62,7 @@ def marked(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 finally:
                     _inside.reset(token)
 
-            # Inside another component it belongs to that one, but is known for what it is.
+            # Inside another component it belongs to that one, but stays recognisable.
             call = component_call if _inside.get() is None else environment_call
             return call(name, inner, [leaves[i] for i in dynamic])
 

@@ -8,7 +8,7 @@ from fragflow.api.spaces import Space
 
 
 class Step(NamedTuple):
-    """What one environment answers to one action. It does not reset itself."""
+    """One environment's answer to one action. The environment does not reset itself."""
 
     state: Any
     obs: Any
@@ -27,7 +27,7 @@ class Environment(Protocol):
 
     With a further attribute `num_agents`, observations, actions, rewards, ends and masks have an
     axis of agents first; spaces are those of one agent, and an episode is over when all have ended.
-    With `teams`, the numbers of agents in each, agents are in the order of teams.
+    With `teams`, the number of agents in each, agents are ordered by team.
     """
 
     @property
@@ -45,17 +45,17 @@ class Environment(Protocol):
 
 
 def num_agents_of(environment: Any) -> int | None:
-    """How many agents act in an environment; None if it is one, without an axis of its own."""
+    """The number of agents in an environment; None for one agent without an axis of its own."""
     return getattr(environment, "num_agents", None)
 
 
 def teams_of(environment: Any) -> tuple[int, ...]:
-    """How many agents are in each team; all are in one unless the environment says otherwise."""
+    """The number of agents in each team; all are in one unless the environment says otherwise."""
     return getattr(environment, "teams", None) or (num_agents_of(environment) or 1,)
 
 
 def total_teams_of(environment: Any) -> tuple[int, ...]:
-    """The same where only some of the agents are here: how many there are in all."""
+    """The number of agents in each team, also where only some of them are here."""
     return getattr(environment, "total_teams", None) or teams_of(environment)
 
 
@@ -70,7 +70,8 @@ class Timestep(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     mask: jax.Array | None = None
-    """False where nothing happened (a step spent on starting an episode); None: it always did"""
+    """False where nothing happened: a step that starts an episode, or an agent that had ended; None
+    if there is no such step"""
 
     @property
     def done(self) -> jax.Array:

@@ -12,7 +12,7 @@ from fragflow.api.spaces import Space, space_types
 
 
 class HostStep(NamedTuple):
-    """What a batch of environments answers; the environment axis comes first."""
+    """A batch of environments' answers; the environment axis comes first."""
 
     obs: Any
     """act on this next; the first observation of the new episode where one ended"""
@@ -22,7 +22,7 @@ class HostStep(NamedTuple):
     terminated: np.ndarray
     truncated: np.ndarray
     mask: np.ndarray | None = None
-    """False where nothing happened: the step was spent on starting an episode"""
+    """False where nothing happened: a step that starts an episode, or an agent that had ended"""
 
 
 class HostBatch(Protocol):
@@ -49,12 +49,12 @@ class HostEnvironment(Protocol):
 
     @property
     def has_mask(self) -> bool:
-        """Whether steps are spent on starting episodes, so that `mask` is given."""
+        """True if answers have a `mask`: some steps only start episodes, or agents end early."""
         ...
 
     @property
     def draws_apart(self) -> bool:
-        """Whether what an environment does depends on its own seed and actions alone.
+        """True if an environment's behaviour depends on its own seed and actions alone.
 
         If not, results depend on how environments are spread over workers, and the run says so.
         """
@@ -69,17 +69,19 @@ class AsyncBatch(HostBatch, Protocol):
     """Environments that answer one by one, so that the first can go on before the last."""
 
     def send(self, rows: np.ndarray, action: np.ndarray) -> None:
-        """Starts a step in some of the environments, which have answered before; `rows` are `[R]`,
-        numbers within the batch."""
+        """Starts a step in environments that have answered.
+
+        `rows`, `[R]`, are their numbers within the batch.
+        """
         ...
 
     def receive(self, count: int) -> tuple[np.ndarray, HostStep]:
-        """Waits for `count` answers; says of which rows, in the order of the answer's rows."""
+        """Waits for `count` answers; returns their rows' numbers, in order, and the answers."""
         ...
 
 
 def answers_one_by_one(environment: HostEnvironment) -> bool:
-    """Whether `environment` has `open_one_by_one(ids)`, which opens a `AsyncBatch`."""
+    """True if `environment` has `open_one_by_one(ids)`, which opens an `AsyncBatch`."""
     return getattr(environment, "answers_one_by_one", False)
 
 
@@ -87,24 +89,24 @@ class CompiledBatch(HostBatch, Protocol):
     """Environments in C++ that a compiled program on the CPU can step by itself."""
 
     def compiled_step(self, action: jax.Array) -> Timestep:
-        """`step` as a traced function; `reset` comes before."""
+        """`step` as a traced function; `reset` must come before."""
         ...
 
 
 def has_compiled_step(environment: HostEnvironment) -> bool:
-    """Whether the batches that `environment` opens are `CompiledBatch`es."""
+    """True if the batches that `environment` opens are `CompiledBatch`es."""
     return getattr(environment, "compiles", False)
 
 
 class Host:
-    """An environment on the host as a traced program sees it: a name and types of results."""
+    """An environment on the host as a traced program sees it: a name, and types of results."""
 
     def __init__(self, environment: HostEnvironment, is_compiled: bool = False):
         self.environment = environment
         self.is_compiled = is_compiled
         """steps are made by the compiled program itself"""
         self.pool: Any = None
-        """who answers where nothing is traced (the eager runtime), or steps are compiled"""
+        """answers calls where nothing is traced (the eager runtime), or steps are compiled"""
 
     @property
     def name(self) -> str:
@@ -132,11 +134,11 @@ class Host:
         return ticket, self._timestep(leaves)
 
     def compiled_results(self, *args: jax.Array) -> list[jax.Array]:
-        """What `compiled_step` is compiled to."""
+        """The results of `compiled_step`, traced when the program around it is compiled."""
         return self._open_pool("compiled_step").compiled_step(*args)
 
     def result_types(self, method: str) -> list[jax.ShapeDtypeStruct]:
-        """What a call returns per environment."""
+        """The types of a call's results for one environment."""
         count = num_agents_of(self.environment)
         agents = () if count is None else (count,)
         types = jax.tree.leaves(space_types(self.environment.observation))
@@ -157,7 +159,7 @@ class Host:
         ]
 
     def result_names(self, method: str) -> list[str]:
-        """What the results of a call are called."""
+        """The names of a call's results."""
         if method == "reset":
             return ["obs"]
         return ["ticket", "record", *HostStep._fields]

@@ -1,4 +1,4 @@
-"""Marks a function as a kernel: one body says what it means, others may be faster somewhere."""
+"""Marks a function as a kernel: one body defines the result, others may be faster somewhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 REFERENCE = "xla"
-"""what the implementation is called that every kernel has"""
+"""name of the implementation that every kernel has"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +22,17 @@ class Implementation:
 
     name: str
     call: Callable[..., Any]
-    """called with the kernel's arguments and the platform it is for, while a program is traced"""
+    """called with the kernel's arguments and the platform, while a program is traced"""
     picked_on: tuple[str, ...]
     """platforms on which it is the default; its results have the reference's bits there"""
     absent: Callable[[], str | None]
-    """why it cannot be used on this machine, if it cannot"""
+    """the reason that it cannot be used on this machine, or None"""
     fits: Callable[[Sequence[Any]], bool]
-    """whether it can take arguments of these types"""
+    """true if it can take arguments of these types"""
 
 
 class Kernel(Generic[P, T]):
-    """A function of arrays; where it runs, the worker picks the implementation."""
+    """A function of arrays; the worker that runs it picks the implementation."""
 
     def __init__(self, name: str, reference: Callable[P, T]):
         self.name = name
@@ -65,13 +65,13 @@ class Kernel(Generic[P, T]):
 
 
 KERNELS: dict[str, Kernel[..., Any]] = {}
-"""all there are, by name"""
+"""all kernels, by name"""
 
 
 def kernel(name: str) -> Callable[[Callable[P, T]], Kernel[P, T]]:
     """Decorates a function of arrays that may have several implementations.
 
-    The function itself is the meaning: what runs in plain JAX, what is differentiated and mapped,
+    The function itself is the reference: what runs in plain JAX, what is differentiated and mapped,
     and what every implementation is tested against.
     """
     if not is_name_valid(name):
@@ -93,5 +93,5 @@ def kernel(name: str) -> Callable[[Callable[P, T]], Kernel[P, T]]:
 
 
 def reference_program(name: str, avals: Sequence[Any]) -> Any:
-    """The program of a kernel's meaning, for arguments of these types."""
+    """The program of a kernel's reference, for arguments of these types."""
     return jax.make_jaxpr(KERNELS[name].reference)(*avals)

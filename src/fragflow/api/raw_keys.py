@@ -1,4 +1,4 @@
-"""Keys and empty arrays of environments as what can be sent. Apart: it knows no environment."""
+"""Environments' keys and empty arrays, in a form to send. Apart: it knows no environment."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from fragflow._jax import is_key
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class RawKey:
-    """A key in the place of a `jax.random.key`."""
+    """A `jax.random.key` as plain numbers, with its implementation."""
 
     data: jax.Array
     impl: str = field(metadata={"static": True})
@@ -21,7 +21,7 @@ class RawKey:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """In the place of one environment's array without entries, of which no device has a part."""
+    """Stands for one environment's array without entries, of which no device can have a part."""
 
     shape: tuple[int, ...] = field(metadata={"static": True})
     dtype: Any = field(metadata={"static": True})
@@ -41,7 +41,7 @@ def without_keys(tree: Any) -> Any:
 
 
 def with_keys(tree: Any) -> Any:
-    """What `without_keys` was given."""
+    """Restores the state that `without_keys` was given."""
 
     def key(leaf: Any) -> Any:
         if isinstance(leaf, Nothing):

@@ -1,6 +1,6 @@
-"""Functions of one environment's row, mapped over all of them and marked, so that they are known.
+"""Maps functions of one environment's row over all rows, as calls that are recognised later.
 
-What is row by row by construction needs no look inside (docs/soundness.md).
+What is row by row by construction need not be looked into (docs/soundness.md).
 """
 
 import hashlib
@@ -32,13 +32,13 @@ class RowCall(NamedTuple):
     """A marked vmap: a function of one environment's row, called for all of them."""
 
     name: str
-    """the same where the function of one row is"""
+    """equal for equal functions of one row"""
     rows: frozenset[int] | None
-    """which inputs are rows; others are shared. None: all that have the environment axis"""
+    """positions of inputs that are rows; others are shared. None: all with the environment axis"""
 
 
 def environment_call(name: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Calls a method of the environments inside a component: an inner jit that keeps the mark."""
+    """Calls a method of the environments inside a component: an inner jit that keeps its name."""
 
     def inner(*inner_args: Any) -> Any:
         return function(*inner_args)
@@ -48,9 +48,9 @@ def environment_call(name: str, function: Callable[..., Any], args: Sequence[Any
 
 
 def row_map(function: Callable[..., Any], rows: Sequence[Any]) -> Any:
-    """`jax.vmap(function)(*rows)` as an inner jit that is found again, with what a row's work is.
+    """`jax.vmap(function)(*rows)` as an inner jit that is recognised by its name.
 
-    The name holds a digest of the function of one row: the same in two traces, it is one function.
+    The name holds a digest of the function of one row: equal in two traces, it is one function.
     """
     leaves, structure = jax.tree.flatten(tuple(rows))
 
@@ -63,13 +63,13 @@ def row_map(function: Callable[..., Any], rows: Sequence[Any]) -> Any:
     of_one = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
     row = jax.make_jaxpr(one)(*of_one)
     if any(has_own_batching(eqn) for eqn in row.jaxpr.eqns):
-        return inner(*leaves)  # what one row's function does, many rows' need not: it is read
+        return inner(*leaves)  # a user's batching rule may do other work for many rows: it is read
     inner.__name__ = inner.__qualname__ = _ROWS + digest(row)
     return jax.jit(inner)(*leaves)
 
 
 def digest(closed: ClosedJaxpr) -> str:
-    """What a program says: its text, and the constants that are not part of the text."""
+    """A hash of a program: of its text, and of the constants that are not part of the text."""
     text = hashlib.sha256()
 
     def add(program: ClosedJaxpr) -> None:
@@ -93,7 +93,7 @@ def _is_key_array(value: Any) -> bool:
 
 
 def row_call(eqn: Eqn) -> RowCall | None:
-    """What `eqn` maps over the environments, by construction; None if it is no such call."""
+    """The marked vmap over the environments that `eqn` is; None if it is not one."""
     name = component_of(eqn) or called_as(eqn, _ENVIRONMENT)
     if name in ("environment.step", "environment.reset"):
         return RowCall(name, None)

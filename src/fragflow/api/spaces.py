@@ -1,4 +1,4 @@
-"""What observations and actions look like: shapes, types and ranges of one environment."""
+"""Spaces of observations and actions: shapes, types and ranges of one environment."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """An array; bounds are scalars or arrays of its shape, infinite where there is none."""
+    """An array; bounds are scalars or arrays of its shape, infinite if not given."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"

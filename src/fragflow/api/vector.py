@@ -38,12 +38,12 @@ class EpisodeStats(NamedTuple):
 class EnvState(NamedTuple):
     """State of a batch of environments; every leaf has the environment axis first.
 
-    Few leaves: a step across fragments costs by their number.
+    It has few leaves, since each adds to the cost of a step across fragments.
     """
 
     inner: Any
     random: jax.Array
-    """`[N, 3]`: raw key data, fixed per environment, and how many draws were made from it"""
+    """`[N, 3]`: raw key data, fixed per environment, and the number of draws made from it"""
     record: jax.Array
     """`[N, 5]`: return and length of the running episode, then `EpisodeStats`.
 
@@ -64,7 +64,7 @@ class Environments:
         total: int,
         on_step: Callable[[], None] | None = None,
     ):
-        """`on_step` is called whenever Python comes by a step: once, where it is traced."""
+        """`on_step` is called whenever Python runs a step, which is once where it is traced."""
         if isinstance(environment, HostEnvironment):
             environment = Host(environment)
         self._environment = environment
@@ -82,12 +82,12 @@ class Environments:
 
     @property
     def num_envs(self) -> int:
-        """How many environments are here. For shapes only."""
+        """The number of environments that are here. For shapes only."""
         return self._ids.shape[0]
 
     @property
     def total(self) -> int:
-        """How many environments there are in all, wherever they are."""
+        """The number of environments in all, wherever they are."""
         return self._total
 
     @property
@@ -99,7 +99,7 @@ class Environments:
         return num_agents_of(self._spaces)
 
     def require_one_agent(self, algorithm: str) -> None:
-        """For algorithms that do not know of several."""
+        """Refuses several agents, for algorithms that are made for one."""
         if self.num_agents is not None:
             raise ConfigError(
                 f"{algorithm} is for one agent, but there are {self.num_agents} in each "
@@ -159,8 +159,8 @@ class Environments:
     def map(self, function: Callable[..., Any], *rows: Any) -> Any:
         """`jax.vmap(function)(*rows)`: for each environment by itself, whatever is inside.
 
-        What `function` uses beside its arguments must be the same for all environments. Replicas
-        need no look inside then, so that operations are allowed that are refused elsewhere.
+        What `function` uses beside its arguments must be the same for all environments. The replica
+        check does not look inside, and so allows operations that it refuses elsewhere.
         """
         for leaf in jax.tree.leaves(rows):
             if not jnp.shape(leaf) or jnp.shape(leaf)[0] != self.num_envs:
@@ -222,7 +222,7 @@ class Environments:
         raise ConfigError(f"environment {self._environment.name!r}: {what}{defined_at(method)}")
 
     def _check_shape(self, what: str, given: Any, of_one: tuple[int, ...]) -> None:
-        """An environment keeps to what it declares: else an algorithm fails, far from the cause."""
+        """Refuses shapes other than those declared: else an algorithm fails, far from the cause."""
         expected = (*(() if self.num_agents is None else (self.num_agents,)), *of_one)
         if not isinstance(given, _ARRAYS):
             self._refuse(f"{what} of type {type(given).__name__}, expected an array")
@@ -230,7 +230,7 @@ class Environments:
             self._refuse(f"{what} of shape {list(jnp.shape(given))}, expected {list(expected)}")
 
     def _check_state(self, new: Any, old: Any) -> None:
-        """A step keeps the state's types: else an algorithm's loop fails, far from the cause."""
+        """Refuses a step that changes the state's types: else a loop fails, far from the cause."""
         if jax.tree.structure(new) != jax.tree.structure(old):
             self._refuse(
                 f"step gives a state of structure {jax.tree.structure(new)}, reset one of "
@@ -282,7 +282,7 @@ class Environments:
 
 
 def _becomes(after: Any, before: Any) -> bool:
-    """Whether one value in the place of another has its type, as numbers and scalars do."""
+    """True if `after` has the type of `before` when put in its place, as numbers and scalars do."""
     if not isinstance(after, _ARRAYS) or not isinstance(before, _ARRAYS):
         return False
     if jnp.shape(after) not in ((), jnp.shape(before)):
@@ -300,7 +300,7 @@ def _type_of(value: Any) -> str:
 def _recorded(
     record: jax.Array, reward: jax.Array, done: jax.Array, counts: jax.Array | float = 1.0
 ) -> jax.Array:
-    """One environment's record after a step, which `counts` as one or as none."""
+    """One environment's record after a step, which `counts` as 1 or 0 steps."""
     total, length = record[0] + reward, record[1] + counts
     running = jnp.where(done, 0.0, jnp.stack([total, length]))
     finished = jnp.where(done, jnp.stack([jnp.ones_like(total), total, length]), 0.0)

@@ -19,14 +19,14 @@ ADAPTERS: dict[str, str] = {
     "jaxmarl": "fragflow.environments.libraries.jaxmarl",
     "pettingzoo": "fragflow.environments.libraries.pettingzoo",
 }
-"""Where to find each library's adapter."""
+"""The module of each library's adapter."""
 BARE = ("fragflow", "gymnax", "gymnasium")
-"""where a name without a library is looked for, in this order, installed or not: what a name means
-must not depend on what else is there"""
+"""libraries that a bare name is looked for in, in this order, installed or not: its meaning must
+not depend on the other packages that are there"""
 ON_HOST = frozenset({"gymnasium", "envpool", "pettingzoo"})
-"""libraries whose environments are no JAX programs"""
+"""libraries whose environments are not JAX programs"""
 BOUNDS = ("declared", "none")
-"""which bounds observations must keep"""
+"""bounds that observations must keep"""
 
 
 def make_environment(
@@ -58,7 +58,7 @@ def make_environment(
 
 
 def library_of(name: str) -> str:
-    """Whose environment `name` is: what it says, or the first library that knows it."""
+    """The library of the environment `name`: the one it names, or the first that knows it."""
     library, colon, _ = name.partition(":")
     if colon:
         return library
@@ -71,7 +71,7 @@ def environment_names() -> tuple[str, ...]:
 
 
 def command_to_install(library: str) -> str:
-    """What brings a library's package here; empty if it is."""
+    """The command that installs a library's package; empty if it is installed."""
     is_here = library == "fragflow" or importlib.util.find_spec(library) is not None
     return "" if is_here else f"pip install 'fragflow[{library}]'"
 

@@ -14,12 +14,12 @@ from fragflow.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Agents:
-    """What the agents of an environment see and do, as one array with a row for each."""
+    """The agents of an environment: arrays of what they see and do have a row for each."""
 
     teams: tuple[int, ...]
-    """how many agents are in each team; agents are in the order of teams"""
+    """number of agents in each team; agents are in the order of teams"""
     observation: Space
-    """of one agent; shorter ones are filled up with zeros"""
+    """of one agent; shorter ones are padded with zeros"""
     action: Space
 
     def padded(self, row: Any, numpy: Any = np) -> Any:
@@ -30,7 +30,7 @@ class Agents:
 
 
 class WithAgents:
-    """What an environment says of its agents."""
+    """Properties of an environment that follow from its agents."""
 
     agents: Agents
 
@@ -57,7 +57,7 @@ def agents_of(
     actions: Mapping[str, Space],
     apart: bool = False,
 ) -> Agents:
-    """What agents with these spaces have in common; a team is named like its agents.
+    """The teams and common spaces of agents with these spaces; a team is named like its agents.
 
     Agents of a team share a network, so they must see alike. What different teams see is stacked
     in one array, so theirs must be vectors. All must act alike. `apart`, each is its own team.
@@ -111,8 +111,8 @@ def _largest(name: str, teams: Sequence[str], spaces: Sequence[Space]) -> Space:
     if len(boxes) < len(spaces) or len({box.dtype for box in boxes}) > 1:
         listed = ", ".join(f"{t} {s}" for t, s in zip(teams, spaces, strict=True))
         raise ConfigError(
-            f"teams of {name} have different observations ({listed}): vectors of one type are "
-            "filled up to one size, but nothing else is"
+            f"teams of {name} have different observations ({listed}): only vectors of one type are "
+            "padded to one size"
         )
     low = min(float(np.min(box.low)) for box in boxes)
     high = max(float(np.max(box.high)) for box in boxes)

@@ -2,8 +2,8 @@
 
 In the manner of WarpDrive's game of the same name (Lan et al. 2022). The square grows with the
 number of agents, so that it is as crowded for a thousand as for five, and every agent sees its
-nearest opponents only: what an agent costs hardly depends on how many there are. Who walks at
-random tags hardly anyone; who runs after the nearest tags many, even when they flee.
+nearest opponents only: the cost of an agent hardly depends on their number. A tagger that walks at
+random tags hardly anyone; one that runs after the nearest runner tags many, even if they flee.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ REACH = 0.2
 TAGGER_SPEED, RUNNER_SPEED = 0.20, 0.12
 """per step, at most"""
 AGILITY = 0.4
-"""how much of its velocity an agent can change in a step"""
+"""share of its velocity that an agent can change in a step"""
 OWN, PER_NEIGHBOUR = 6, 5
 """numbers that an observation has of the agent itself, and of each neighbour"""
 FARTHEST = np.int32(np.iinfo(np.int32).max)
@@ -94,7 +94,7 @@ class TagGame:
         del key  # nothing is left to chance
         velocity = self._velocity(state, action)
         position = jnp.clip(state.position + velocity, 0.0, self.side)
-        # Who runs into a wall stops there.
+        # An agent that runs into a wall stops there.
         velocity = position - state.position
         threats = self._threats(position)
         tagged, catches = self._tags(threats[:, 0], state.alive[self.taggers :])
@@ -132,7 +132,7 @@ class TagGame:
         return nearest(runners, taggers, jnp.ones(self.taggers, bool), self.neighbours)
 
     def _tags(self, threat: jax.Array, alive: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Which runners are tagged by the nearest tagger now, and how many each tagger tags."""
+        """The runners that their nearest tagger tags now, and the number that each tagger tags."""
         tagged = (_distance_of(threat) < REACH**2) & alive
         by = _index_of(threat)
         mine = (by[None, :] == jnp.arange(self.taggers)[:, None]) & tagged[None, :]
@@ -238,7 +238,7 @@ def make(
     if not isinstance(taggers, int) or not 1 <= taggers < agents:
         raise ConfigError(
             f"{NAME}: taggers is {taggers!r}, expected from 1 to {agents - 1}: of {agents} agents "
-            "at least one hunts and one runs"
+            "at least one must hunt and one must run"
         )
     opponents = max(taggers, agents - taggers)
     if neighbours > opponents:

@@ -1,4 +1,4 @@
-"""What a legal graph is, at each stage; run after every pass."""
+"""Checks that a graph is legal, at each stage; run after every pass."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,20 +24,28 @@ from fragflow.graph.passes.dataflow import FREE, Dataflow, is_all_reduce
 from fragflow.graph.replicas.analysis import Known, ReplicaAnalysis
 from fragflow.graph.replicas.eqn_pair import sized_dims
 from fragflow.graph.replicas.guards import well_formed
-from fragflow.graph.replicas.kinds import COUNT, NEEDED, SIZED, SOMETIMES, Kind, Tag
+from fragflow.graph.replicas.kinds import (
+    COUNT,
+    NEEDED,
+    SIZED,
+    SOMETIMES,
+    Kind,
+    Tag,
+    is_below_a_byte,
+)
 from fragflow.graph.replicas.rules.entries import reduced
 from fragflow.graph.tracing.trace import Trace
 from fragflow.policies.policy import Over, Placed, Policy, replicas_over
 
 
 def check_owners(flow: Dataflow, owners: Mapping[str, str], fragments: Sequence[str]) -> None:
-    """Every operation has exactly one owner, or is free."""
+    """Checks that every operation has exactly one owner, or is free."""
     for path in flow.ops:
         assert owners.get(path) in (*fragments, FREE), f"operation {path} has no owner"
 
 
 def check_fragment(fragment: Fragment, known: Sequence[Value]) -> None:
-    """Every value a fragment reads is defined before, by itself or by a message."""
+    """Checks that every value a fragment reads is defined before, by itself or by a message."""
     scope = {*known, *(c.output for c in fragment.constants)}
     _check_loop(fragment.name, fragment.loop, scope | {c.init for c in fragment.loop.carries})
 
@@ -78,7 +86,7 @@ def _check_block(name: str, nodes: Sequence[Node], scope: set[Value]) -> None:
 
 
 def check_messages(fdg: FDG) -> None:
-    """Each message is sent once and received once per step, in the same order on both sides."""
+    """Checks that each message is sent and received once per step, in one order on both sides."""
     for transfer in fdg.transfers:
         for name, kind in ((transfer.source, Send), (transfer.target, Receive)):
             names = _order(fdg.fragments[name], kind, transfer.source, transfer.target)
@@ -101,7 +109,7 @@ def _order(
 
 
 class _Refused(ReplicaError):
-    """A refusal, with what is wrong."""
+    """A refusal, with its reason."""
 
     def __init__(self, message: str, reason: str = ""):
         super().__init__(message)
@@ -110,13 +118,13 @@ class _Refused(ReplicaError):
 
 NEEDS_ALL = "depends on all environments at once and cannot be cut"
 _CONSEQUENCES = (SOMETIMES, SIZED, NEEDS_ALL, NEEDED)
-"""what follows where rows that could not be followed went to a fragment that has all of them"""
+"""reasons that follow from another: rows that were lost went to a fragment that has all of them"""
 
 
 def check_fragments(
     held: ReplicaAnalysis, parts: Mapping[str, Loop], by_environment: Mapping[Value, Kind]
 ) -> Mapping[Over, Known]:
-    """What the fragments hold of each value: replicas must compute what the whole does."""
+    """Finds what fragments hold of each value; checks that replicas compute what the whole does."""
     known: dict[Over, Known] = {"environments": {name: {} for name in parts}}
     for over in held.axes.of_fragments:
         axes = held.axes.by_fragment(over, held.placed)
@@ -137,9 +145,9 @@ def check_replicas(
     kinds: Mapping[str, Mapping[Value, Kind]],
     axes: Mapping[str, Axis],
 ) -> None:
-    """Replicas together compute what one fragment with all environments (or agents) would.
+    """Checks that replicas compute what one fragment with all environments (or agents) would.
 
-    `axes` are those of the fragments, all over the same.
+    `axes` are those of the fragments; all of them divide environments, or all divide agents.
     """
     try:
         _check_replicas(program, loops, replicas, kinds, axes)
@@ -156,7 +164,7 @@ def cause_of(
     replicas: Mapping[str, int],
     axes: Mapping[str, Axis],
 ) -> ReplicaError:
-    """The error itself, or what it follows from: rows that are mixed before anything is cut."""
+    """The error itself, or the one it follows from: rows that are mixed before anything is cut."""
     if not isinstance(error, _Refused):
         return error
     if error.reason in _CONSEQUENCES:
@@ -174,7 +182,7 @@ def cause_of(
 
 
 def _of_agents(message: str) -> str:
-    """What is said of environments, said of agents; fragments and components keep their names."""
+    """`message` with agents for environments; fragments and components keep their names."""
     for pattern, word in (
         (r"draw with env\.keys\(key\).*?environment\b", "draw them where all agents are"),
         (r"\benvironments\b", "agents"),
@@ -204,7 +212,7 @@ def _check_replicas(
         for name in replicated
         for value, role, inner in _results(loops[name])
     ]
-    results.sort(key=lambda r: not program.labels[r[0]].startswith("params"))
+    results.sort(key=lambda r: r[0] not in program.params)
     for value, role, kind, name in results:
         _refuse(program, value, role, kind, name)
 
@@ -238,7 +246,8 @@ def _check_crossing(
                     "apply ff.all_mean (or all_sum, all_max) to it."
                 )
             for op in readers:
-                made = reduced(kind, op.eqn.params["operation"], source_line(op.eqn))
+                dtype = program.avals[axis.extents[0]][parcel.value].dtype
+                made = reduced(kind, op.eqn.params["operation"], dtype, source_line(op.eqn))
                 if made.tag is Tag.MIXED:
                     raise _Refused(f"{what} {made.reason}{_at(made)}, {where}. {advice(made)}")
         elif kind.degree and not kind.zero:
@@ -265,7 +274,7 @@ def _check_crossing(
 
 
 def _results(loop: Loop) -> list[tuple[Value, str, Value]]:
-    """What a training loop hands on: its state and its metrics."""
+    """The values that a training loop hands on: its state and its metrics."""
     return [
         *((c.inside, "the state's", c.inside) for c in loop.carries),
         *((s.outside, "the metric", s.element) for s in loop.stacks),
@@ -273,7 +282,7 @@ def _results(loop: Loop) -> list[tuple[Value, str, Value]]:
 
 
 def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) -> None:
-    label = f"{role} {program.labels[value].removeprefix('0.')}"
+    label = f"{role} {program.labels[value]}"
     if kind.tag is Tag.PARTIAL:
         raise _Refused(
             f"{label} differs among the replicas of fragment {name!r}: it is made from a reduction "
@@ -286,11 +295,7 @@ def _refuse(program: Program, value: Value, role: str, kind: Kind, name: str) ->
             f"that {kind.reason}{_at(kind)}. {advice(kind)}",
             kind.reason,
         )
-    if (
-        kind.tag is Tag.VARYING
-        and role == "the metric"
-        and not program.labels[value].startswith("1.")
-    ):
+    if kind.tag is Tag.VARYING and role == "the metric" and value not in program.episodes:
         raise _Refused(
             f"{label} still has the environment axis{_made_at(program, value)}: reduce it "
             "(ff.all_mean of its mean)."
@@ -320,7 +325,7 @@ def _at(kind: Kind) -> str:
 
 
 def describe(program: Program, value: Value) -> str:
-    """What the user would call a value."""
+    """A value's name for the user."""
     if value in program.labels:
         return f"the state's {program.labels[value]}"
     match _origin(program, value):
@@ -353,7 +358,7 @@ def _origin(program: Program, value: Value) -> Op | Value | None:
 
 
 def _made_at(program: Program, value: Value) -> str:
-    """The user's line that a value comes from, where there is one."""
+    """The user's line that a value comes from, if there is one."""
     seen: set[Value] = set()
     origin: Op | Value | None = value
     while isinstance(origin, Value) and origin not in seen:
@@ -364,19 +369,33 @@ def _made_at(program: Program, value: Value) -> str:
 
 
 def check_fdg(fdg: FDG) -> None:
-    """All structural checks of a finished graph."""
+    """Makes all structural checks of a finished graph."""
     for fragment in fdg.fragments.values():
         check_fragment(fragment, [*fdg.program.sources.values()])
     check_messages(fdg)
+    _refuse_small_types(fdg)
     owned = [c for fragment in fdg.fragments.values() for c in fragment.components]
     if len(owned) != len(set(owned)):
         raise GraphError(f"a component is placed twice: {sorted(owned)}")
 
 
+def _refuse_small_types(fdg: FDG) -> None:
+    """Refuses messages of several values in a byte: XLA lays them out in more ways than one."""
+    for transfer in fdg.transfers:
+        for parcel in transfer.parcels:
+            dtype = fdg.program.avals[fdg.program.extent][parcel.value].dtype
+            if is_below_a_byte(dtype):
+                raise PolicyError(
+                    f"{describe(fdg.program, parcel.value)} is of type {dtype}, several of which "
+                    f"share a byte, and would go from {transfer.source} to {transfer.target}: make "
+                    "it int8 before, or place both in one fragment"
+                )
+
+
 def refuse_host_in_one_program(
     policy: Policy, placed: Sequence[Placed], trace: Trace, environment: str
 ) -> None:
-    """An environment on the host cannot be in a program for an accelerator.
+    """Refuses an environment on the host in a program for an accelerator.
 
     One that compiles can be in a program for the CPU, but not in one that is cut over devices.
     """
@@ -385,8 +404,8 @@ def refuse_host_in_one_program(
     if policy.is_one_program and any(contains_host_call(eqn) for eqn in eqns):
         raise PolicyError(
             f"policy {policy.name!r} compiles the environment into the program of fragment "
-            f"{policy.places[0].name!r}, but {environment} is no JAX program: it runs on the host. "
-            f"{instead}"
+            f"{policy.places[0].name!r}, but {environment} is not a JAX program: it runs on the "
+            f"host. {instead}"
         )
     if any(host for eqn in eqns for host in hosts_compiled_into(eqn)):
         for fragment in placed:

@@ -43,7 +43,7 @@ def cut(
     `deterministic` prepares canonical blocks: every component is visible, and traced for a block.
     """
     options = options or Options()
-    # Who is to have what.
+    # The fragments, and the components they own.
     undivided = source.at(source.extent)
     components = components_in(undivided)
     placed = place(policy, deployment, components, source.num_envs, source.teams)
@@ -69,7 +69,7 @@ def cut(
     held = analyse_replicas(source, program, placed, holders, axes)
     row_kinds = held.by_environment()
 
-    # Where each operation goes, and what is sent for it.
+    # The fragment of each operation, and the messages that follow.
     owners = colour(program, flow, placed, holders.__getitem__, held.views(row_kinds))
     check_owners(flow, owners, names)
     decided = split(program, flow, owners, names, options)
@@ -94,7 +94,7 @@ def cut(
     )
     check_fdg(fdg)
 
-    # When messages are awaited.
+    # The times at which messages are awaited.
     fdg = with_out_of_order(fdg, policy.first, source.environment)
     is_async = isinstance(policy.synchronisation, Asynchronous)
     return replace(
@@ -109,20 +109,20 @@ def cut(
 def _holders(
     policy: Policy, placed: Sequence[Placed], components: Collection[str]
 ) -> Mapping[str, str]:
-    """By component, the fragment that has it: joined fragments have the names of all."""
+    """By component, the fragment that has it."""
     assignment = assign(policy, components)
-    owners = {part: p.name for p in placed for part in p.name.split("+")}
+    owners = {name: p.name for p in placed for name in p.places}
     return {component: owners[assignment[component]] for component in components}
 
 
 def _is_divided(policy: Policy, placed: Sequence[Placed]) -> bool:
-    """Whether anything works on some of the environments or agents by themselves."""
+    """True if anything works on some of the environments or agents by themselves."""
     is_async = isinstance(policy.synchronisation, Asynchronous)
     return is_async or policy.first is not None or any(p.replicas > 1 for p in placed)
 
 
 def _unproven(placed: Sequence[Placed], axes: Axes) -> tuple[str, ...]:
-    """Fragments whose program was compared by another one that stands for it."""
+    """Fragments whose own program was not compared, but another one that stands for it."""
     stood_for = {axis.replica for axis in axes.all() if axis.is_stood_for}
     return tuple(p.name for p in placed if p.replicas > 1 and extent_of(p) in stood_for)
 
@@ -130,7 +130,7 @@ def _unproven(placed: Sequence[Placed], axes: Axes) -> tuple[str, ...]:
 def _extents(
     source: Tracer, placed: Sequence[Placed], axes: Axes, blocks: Sequence[int]
 ) -> list[Extent]:
-    """All that the program is traced for: what runs, and what is compared with it."""
+    """All extents that the program is traced for: those that run, and those that are compared."""
     wanted = [source.extent, *(extent_of(p) for p in placed)]
     wanted += [extent for axis in axes.all() for extent in axis.extents]
     wanted += [replace(extent_of(p), envs=size) for size in blocks for p in placed]
@@ -156,6 +156,7 @@ def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:
     reduces = any(isinstance(n, Op) and contains_all_reduce(n.eqn) for n in walk((loop,)))
     return Fragment(
         name=placed.name,
+        places=placed.places,
         components=placed.components,
         replicas=placed.replicas,
         device=placed.device,

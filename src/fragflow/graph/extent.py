@@ -1,4 +1,4 @@
-"""How much of a run a fragment holds: some environments, and in each all agents or some of them."""
+"""Extents: the part of a run that a fragment holds, in environments and in agents of each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +16,12 @@ from fragflow.policies.policy import Over
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a program is traced for."""
+    """The environments and agents that a program is traced for."""
 
     envs: int
     times: int = 1
     parts: int = 1
-    """of every team's agents there are `times / parts` as many as in the environment"""
+    """every team has `times / parts` as many agents as in the environment"""
 
     def __str__(self) -> str:
         agents = {(1, 1): "", (2, 1): " of twice the agents"}.get(
@@ -32,30 +32,30 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What a fragment is replicated over, and the two programs that are compared for it."""
+    """An axis that a fragment is replicated over, and the two programs that are compared for it."""
 
     over: Over
     extents: tuple[Extent, Extent]
     """of the whole, and of a replica"""
     sizes: tuple[int, int]
-    """how many pieces, each of which a replica could hold, there are in these extents"""
+    """numbers of pieces, each of which a replica could hold, in these extents"""
     replica: Extent
-    """what a replica holds; compared is another extent where that is too little to tell"""
+    """of a replica as it runs; another extent is compared where this one is too small to tell"""
     teams: tuple[int, ...] = ()
-    """of agents: how many are in each team in the second extent"""
+    """of agents: their number in each team, in the second extent"""
 
     @property
     def is_stood_for(self) -> bool:
-        """Whether the program that runs is not the one that is compared: it must be tried."""
+        """True if the program that runs is not the one that is compared: it must be tried."""
         return self.extents[1] != self.replica
 
 
 def environments_axis(whole: int, part: int) -> Axis:
-    """Replicas with `part` of `whole` environments each.
+    """The axis of replicas with `part` of `whole` environments each.
 
     For one environment JAX writes other equations than for several: an axis of length one is
-    broadcast, not followed. As many replicas with two environments each stand for such ones; a
-    run with them has to be tried, as it is, by the probe.
+    broadcast, not followed. As many replicas with two environments each are compared instead; a
+    run with one each has to be tried, as it is, by the probe.
     """
     sizes = (2 * whole, 2) if part == 1 else (whole, part)
     extents = (Extent(sizes[0]), Extent(sizes[1]))
@@ -63,7 +63,10 @@ def environments_axis(whole: int, part: int) -> Axis:
 
 
 def agents_axis(envs: int, parts: int, teams: tuple[int, ...]) -> Axis:
-    """Replicas with a part in `parts` of each team: twice the agents where that is one of them."""
+    """The axis of replicas with one of `parts` parts of each team.
+
+    If a part of some team is a single agent, programs for twice the agents are compared.
+    """
     times = 2 if min(teams) == parts else 1
     return Axis(
         over="agents",
@@ -88,7 +91,7 @@ def as_traced(environment: AnyEnvironment | Host, extent: Extent) -> Any:
 
 @dataclass(frozen=True)
 class _Part:
-    """An environment that shows another number of agents. Never run: it is there for its shapes."""
+    """An environment that shows another number of agents. It never runs: only shapes are needed."""
 
     whole: Any
     extent: Extent
@@ -146,5 +149,5 @@ class _HostPart(_Part):
 
 
 def _resized(tree: Any, count: int) -> Any:
-    """Arrays with `count` rows, of those that there are."""
+    """Arrays resized to `count` rows: some are left out, or repeated."""
     return jax.tree.map(lambda x: jnp.asarray(x)[np.arange(count) % jnp.shape(x)[0]], tree)

@@ -6,7 +6,7 @@ position 7), so it is the same in every trace of the same loop, whatever is in i
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from fragflow._jax import Eqn, host_call_p
 from fragflow.graph.extent import Extent
@@ -81,6 +81,9 @@ class Loop:
     body: tuple["Node", ...] = ()
 
 
+REDUCTIONS = ("reduce-mean", "reduce-sum", "reduce-max")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
     """One value of a message, and how it travels between replicas."""
@@ -119,6 +122,18 @@ class Receive:
 Node: TypeAlias = Op | Constant | Loop | Transfer | Send | Receive
 
 
+class EpisodeStat(NamedTuple):
+    """One statistic of the episodes that ended in an iteration."""
+
+    env_state: int
+    """index among the environments' states in the algorithm's state"""
+    field: str
+    """of `EpisodeStats`"""
+
+    def __str__(self) -> str:
+        return f"1.{self.env_state}.{self.field}"  # an iteration returns (metrics, statistics)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The whole training loop, before or after it is cut."""
@@ -126,13 +141,17 @@ class Program:
     loop: Loop
     constants: tuple[Constant, ...]
     sources: Mapping[str, Value]
-    """what every fragment knows by itself: the run's key, its environments' indices, ..."""
+    """values that every fragment knows by itself: the run's key, its environments' indices, ..."""
     avals: Mapping[Extent, Mapping[Value, Any]]
     """types, by extent"""
     extent: Extent
     """of the undivided program"""
     labels: Mapping[Value, str]
-    """user-visible names: those of state leaves and metrics"""
+    """user-visible names: those of state leaves, metrics and episode statistics"""
+    params: frozenset[Value]
+    """those leaves of the state that are parameters"""
+    episodes: Mapping[Value, EpisodeStat]
+    """the training loop's outputs that are episode statistics; the others are metrics"""
 
     @property
     def num_envs(self) -> int:
@@ -141,14 +160,16 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """What one kind of worker does: its part of the program, with its entries and exits."""
+    """The work of one kind of worker: its part of the program, with its entries and exits."""
 
     name: str
+    places: tuple[str, ...]
+    """those of the policy that it is: several where paired ones are one"""
     components: tuple[str, ...]
     replicas: int
     device: str
     extent: Extent
-    """what a replica holds"""
+    """the extent of a replica"""
     constants: tuple[Constant, ...]
     loop: Loop
     asked_replicas: int
@@ -158,15 +179,15 @@ class Fragment:
     own_devices: bool = False
     """each replica has a device of its own"""
     first_device: int = 0
-    """where its devices begin, among those of its platform"""
+    """index of its first device, among those of its platform"""
     first: int | None = None
     """environments acted on at a time, the first that have answered; None: all together"""
     over: Over = "environments"
-    """what its replicas have a part each of"""
+    """the axis that its replicas divide"""
 
     @property
     def num_envs(self) -> int:
-        """environments per replica"""
+        """The number of environments per replica."""
         return self.extent.envs
 
 
@@ -179,19 +200,19 @@ class FDG:
     fragments: Mapping[str, Fragment]
     transfers: tuple[Transfer, ...]
     kinds: Mapping[str, Mapping[Value, Any]]
-    """per fragment, what its replicas hold of each value (see replicas.py)"""
+    """per fragment, what its replicas hold of each value (see replicas/kinds.py)"""
     row_kinds: Mapping[Value, Any]
     """the same if every fragment were replicated: which values have the environment axis"""
     delays: Mapping[str, int] = field(default_factory=dict[str, int])
-    """by message, by how many iterations it is late"""
+    """by message, the number of iterations it is late"""
     synchronisation: str = "lockstep"
     server: str | None = None
     """of asynchronous runs: the fragment that serves all workers"""
     workers: int = 1
-    """of asynchronous runs: how many workers run this graph against the one server"""
+    """of asynchronous runs: the number of workers that run this graph against the one server"""
     unproven: tuple[str, ...] = ()
     """fragments whose replicas hold one environment or agent each: the check has compared programs
-    of two in their place, so that what runs must be tried"""
+    for two in their place, so that the programs that run must be tried"""
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
@@ -203,7 +224,7 @@ def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def walk_with_trips(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Node, int]]:
-    """All nodes with how often each is run per training iteration."""
+    """All nodes, each with the number of times it runs per training iteration."""
     for node in nodes:
         yield node, trips
         if isinstance(node, Loop):
@@ -211,11 +232,11 @@ def walk_with_trips(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[N
 
 
 def is_host_call(node: Node) -> bool:
-    """Whether `node` calls an environment on the host."""
+    """True if `node` calls an environment on the host."""
     return isinstance(node, Op) and node.eqn.primitive is host_call_p
 
 
 def is_compilable(node: Node) -> bool:
-    """Whether nothing is sent, received or asked of the host in `node`."""
+    """True if `node` sends nothing, receives nothing and asks nothing of the host."""
     inner = walk(node.body) if isinstance(node, Loop) else [node]
     return not any(isinstance(n, Send | Receive | Transfer) or is_host_call(n) for n in inner)

@@ -1,4 +1,4 @@
-"""Prints a graph: as text, as a Mermaid picture, or as JSON."""
+"""Renders a graph: as text, as a Mermaid picture, or as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ Picks = Mapping[str, Mapping[str, str]]
 def render(
     fdg: FDG, format: str = "text", title: str = "", implementations: Picks | None = None
 ) -> str:
-    """The graph in one of the `FORMATS`, with how fragments compute what has several ways."""
+    """The graph in one of the `FORMATS`, with the implementations that fragments use."""
     renderers = {"text": _text, "mermaid": _mermaid, "json": _json}
     if format not in renderers:
         raise ConfigError(unknown("format", format, FORMATS))
@@ -30,7 +30,7 @@ def render(
 
 
 def value_names(program: Program) -> Mapping[Value, str]:
-    """What to call each value: the state leaf it becomes, or the component it comes from."""
+    """A name for each value: the state leaf it becomes, or the component it comes from."""
     names: dict[Value, str] = dict(program.labels)
     nodes = list(walk((program.loop,)))
     for node in nodes:
@@ -47,7 +47,7 @@ def value_names(program: Program) -> Mapping[Value, str]:
                     names.setdefault(carry.final, names.get(carry.next, carry.next))
             for slice_ in node.slices:
                 names.setdefault(slice_.inside, names.get(slice_.outside, slice_.outside))
-    # A loop's result is what its body makes; the training loop's names come first.
+    # A loop's result is named as its body's; the training loop's names come first.
     loops = [node for node in nodes if isinstance(node, Loop) and node is not program.loop]
     for loop in loops:
         for carry in loop.carries:

@@ -1,4 +1,4 @@
-"""How a batch is split: into minibatches, chunks of time, and blocks that fit a cache."""
+"""Splits of a batch: into minibatches, chunks of time, and blocks that fit a cache."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -13,11 +13,11 @@ Tree = TypeVar("Tree")
 Result = TypeVar("Result")
 
 BLOCK_SAMPLES = 8192
-"""What a layer of usual width makes of so many samples stays in a CPU's cache."""
+"""Samples for which the output of a layer of usual width stays in a CPU's cache."""
 
 
 def time_minibatches(key: jax.Array, length: int, epochs: int, minibatches: int) -> jax.Array:
-    """Which time steps each minibatch takes, int32 `[epochs * minibatches, length / minibatches]`.
+    """Time steps of each minibatch, int32 `[epochs * minibatches, length / minibatches]`.
 
     Every epoch visits every step once, in a new order. A minibatch holds all environments at its
     steps: it does not depend on where they are, and is a gather of whole rows.
@@ -58,7 +58,7 @@ def _fits(rows: int, num_envs: int) -> bool:
 
 
 class RememberingCritic(Protocol):
-    """What is asked of a network; see `GRUActorCritic`."""
+    """The methods of a network that `values_over_chunks` needs; see `GRUActorCritic`."""
 
     def observe(self, part: Any, memory: jax.Array, obs: jax.Array) -> jax.Array: ...
 

@@ -24,12 +24,12 @@ class Ring(NamedTuple):
 
     @property
     def filled(self) -> jax.Array:
-        """How many entries of each ring are in use: the first ones."""
+        """The number of entries of each ring that are in use: the first ones."""
         return jnp.minimum(self.added, self.capacity)
 
     @property
     def head(self) -> jax.Array:
-        """Where the next step is written."""
+        """The position that the next step is written to."""
         return self.added % self.capacity
 
 
@@ -181,7 +181,7 @@ def set_priorities(
 
 
 class Steps(NamedTuple):
-    """What happened, `[T, N, ...]`: time first, then environments."""
+    """Steps of environments, `[T, N, ...]`: time first, then environments."""
 
     obs: jax.Array
     action: jax.Array
@@ -205,11 +205,11 @@ class Transition(NamedTuple):
     """of the value of `next_obs`: zero where the episode terminated"""
     next_obs: jax.Array
     weight: jax.Array
-    """how much it counts; 0 for one that did not happen"""
+    """weight in the loss; 0 for a transition that did not happen"""
 
 
 def steps_of(obs: jax.Array, action: jax.Array, t: Timestep) -> Steps:
-    """What `action` after `obs` led to."""
+    """The steps that `action` after `obs` led to."""
     return Steps(obs, action, t.reward, t.next_obs, t.terminated, t.truncated, t.mask)
 
 

@@ -65,7 +65,7 @@ class VTrace(NamedTuple):
     """Estimates for the policy that learns, `[T, N]`."""
 
     target: jax.Array
-    """what the critic should have said"""
+    """the value that the critic should have given"""
     advantage: jax.Array
     """by how much each action was better than the critic said; weighs its log-probability"""
 

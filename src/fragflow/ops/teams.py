@@ -11,7 +11,7 @@ from fragflow.ops.distributions import Distribution
 
 
 def team_slices(teams: Sequence[int]) -> list[slice]:
-    """Where each team's agents are."""
+    """The slice of the agents' axis that each team has."""
     ends = [sum(teams[: k + 1]) for k in range(len(teams))]
     return [slice(end - size, end) for end, size in zip(ends, teams, strict=True)]
 
@@ -57,7 +57,7 @@ def team_metrics(teams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def team_numbers(teams: Sequence[int]) -> jax.Array:
-    """Which team each agent is in, int32 `[agents]`."""
+    """The number of each agent's team, int32 `[agents]`."""
     return jnp.asarray(np.repeat(np.arange(len(teams), dtype=np.int32), teams))
 
 
@@ -71,9 +71,9 @@ def own_team(team: jax.Array, as_team: Sequence[jax.Array]) -> jax.Array:
 
 
 def joint_observations(obs: jax.Array, members: slice = slice(None)) -> jax.Array:
-    """What all agents see `[..., A, D]`, for each of `members`: its own first, `[..., M, A * D]`.
+    """All agents' views `[..., A, D]` for each of `members`, its own first, `[..., M, A * D]`.
 
-    The others follow in their order, so that an agent's view says who it is.
+    The others follow in their order, so that an agent's view tells which agent it is.
     """
     chosen = range(*members.indices(obs.shape[-2]))
     # Slices, not indices: which agent is seen from where is known before anything runs.
@@ -87,7 +87,7 @@ def agent_keys(keys: jax.Array, count: int) -> jax.Array:
 
 
 class RememberingActor(Protocol):
-    """What is asked of a network; see `GRUActorCritic`."""
+    """The methods of a network that acting needs; see `GRUActorCritic`."""
 
     def observe(self, part: Any, memory: jax.Array, obs: jax.Array) -> jax.Array: ...
 

@@ -5,7 +5,7 @@ from fragflow.policies.policy import Over, Place, Policy, Replicas
 from fragflow.policies.synchronisation import Lag
 
 BRAIN = ("actor", "learner")
-"""what is not the environment"""
+"""the components that act and learn"""
 
 
 def everything_together(name: str, summary: str, replicas: Replicas = "workers") -> Policy:

@@ -19,7 +19,16 @@ def _is_count(value: object) -> bool:
 
 
 RESERVED = "+#@"
-"""what no name of a fragment may have: fragments that share their workers are `a+b`"""
+"""characters that no name in a policy may have: they join made-up names, as in `a+b`"""
+
+
+def _refuse_reserved(what: str, name: str) -> None:
+    """Refuses `name`; `what` is how the message begins."""
+    if not name or set(name) & set(RESERVED):
+        raise PolicyError(
+            f"{what} {name!r}: expected a name, without {', '.join(RESERVED[:-1])} and "
+            f"{RESERVED[-1]}, which join names"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +39,12 @@ class Place:
     components: tuple[str, ...]
     """a name stands for itself and all that follow it with a dot; the more specific one wins"""
     replicas: Replicas | int = "one"
-    """a number, or which number of the deployment"""
+    """a number, or the name of one of the deployment's"""
     over: Over = "environments"
     """the axis that its replicas divide: environments, or the agents of every team"""
     device: Device = "accelerator"
     paired_with: str | None = None
-    """shares its replicas' workers with this fragment, and is one with it on the same device"""
+    """a fragment whose workers its replicas share; on the same device, both become one"""
     optional: tuple[str, ...] = ()
     """components that an algorithm need not have"""
     own_devices: bool = False
@@ -63,7 +72,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a training loop is cut into fragments. Data: it knows no algorithm and no machine."""
+    """The cut of a training loop into fragments. Data: it knows no algorithm and no machine."""
 
     name: str
     places: tuple[Place, ...]
@@ -78,14 +87,15 @@ class Policy:
     def __post_init__(self) -> None:
         names = [place.name for place in self.places]
         for name in names:
-            if not name or set(name) & set(RESERVED):
-                raise PolicyError(
-                    f"policy {self.name!r}: a fragment is named {name!r}: expected a name, without "
-                    f"{', '.join(RESERVED[:-1])} and {RESERVED[-1]}, which join names"
-                )
+            _refuse_reserved(f"policy {self.name!r}: a fragment is named", name)
             if names.count(name) > 1:
                 raise PolicyError(f"policy {self.name!r} has two fragments named {name!r}")
         for place in self.places:
+            title = f"policy {self.name!r}: fragment {place.name!r}"
+            for component in (*place.components, *place.optional):
+                _refuse_reserved(f"{title} has component", component)
+            if place.paired_with is not None:
+                _refuse_reserved(f"{title} is paired with", place.paired_with)
             if place.paired_with is not None and place.paired_with not in names:
                 raise PolicyError(
                     f"policy {self.name!r} pairs fragment {place.name!r} with "
@@ -110,20 +120,20 @@ class Policy:
 
     @property
     def is_one_program(self) -> bool:
-        """Whether it compiles the whole loop, environments included, for an accelerator."""
+        """True if it compiles the whole loop, environments included, for an accelerator."""
         return len(self.places) == 1 and self.places[0].device == "accelerator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What a run may use."""
+    """The workers, learners and devices that a run may use."""
 
     workers: int = 1
     learners: int = 1
     accelerator: str = "cpu"
     """platform of the accelerators (gpu, tpu), or cpu where there are none"""
     slots: Mapping[str, int] = field(default_factory=dict[str, int])
-    """by platform, how many replicas have a place of their own; more than that are fused"""
+    """by platform, the number of replicas with a place of their own; more are fused"""
 
     def __post_init__(self) -> None:
         for name, count in (("workers", self.workers), ("learners", self.learners)):
@@ -149,6 +159,8 @@ class Placed:
     """A fragment of a policy, with the deployment's numbers filled in."""
 
     name: str
+    places: tuple[str, ...]
+    """those of the policy that are this fragment: several where paired ones are one"""
     components: tuple[str, ...]
     replicas: int
     device: str
@@ -159,7 +171,7 @@ class Placed:
     over: Over = "environments"
     own_devices: bool = False
     first_device: int = 0
-    """where its devices begin, among those of its platform"""
+    """index of its first device, among those of its platform"""
 
 
 def place(
@@ -178,19 +190,21 @@ def place(
     assignment = assign(policy, components)
     placed: list[Placed] = []
     taken = 0
-    for spec in _merge_pairs(policy.places, deployment):
-        owned = tuple(sorted(c for c, name in assignment.items() if name in spec.name.split("+")))
+    for together in _merge_pairs(policy.places, deployment):
+        spec, names = together[0], tuple(p.name for p in together)
+        name = "+".join(names)
+        owned = tuple(sorted(c for c, owner in assignment.items() if owner in names))
         if not owned:
             continue
         replicas = deployment.count(spec.replicas)
         if spec.over == "agents":
-            _check_agents(policy, spec, replicas, owned, teams)
+            _check_agents(policy, name, replicas, owned, teams)
         elif num_envs % replicas:
             fits = [r for r in range(1, num_envs + 1) if num_envs % r == 0]
             nearest = min(fits, key=lambda r: abs(r - replicas))
             raise PolicyError(
                 f"num-envs is {num_envs}, which cannot be divided among the {replicas} replicas of "
-                f"fragment {spec.name!r} under policy {policy.name!r}: use a multiple of "
+                f"fragment {name!r} under policy {policy.name!r}: use a multiple of "
                 f"{replicas}, for example {max(1, round(num_envs / replicas)) * replicas}, "
                 f"or {nearest} replicas."
             )
@@ -198,7 +212,8 @@ def place(
         fused = deployment.fused(replicas, platform)
         placed.append(
             Placed(
-                name=spec.name,
+                name=name,
+                places=names,
                 components=owned,
                 replicas=fused,
                 device=platform,
@@ -223,10 +238,10 @@ def place(
 
 
 def _check_agents(
-    policy: Policy, spec: Place, replicas: int, owned: tuple[str, ...], teams: tuple[int, ...]
+    policy: Policy, name: str, replicas: int, owned: tuple[str, ...], teams: tuple[int, ...]
 ) -> None:
-    """Whether agents can be divided among the replicas of a fragment."""
-    title = f"policy {policy.name!r} divides agents among the replicas of fragment {spec.name!r}"
+    """Checks that agents can be divided among the replicas of a fragment."""
+    title = f"policy {policy.name!r} divides agents among the replicas of fragment {name!r}"
     if any(c.split(".")[0] == "environment" for c in owned):
         raise PolicyError(f"{title}, which has the environment: its agents share one world")
     if not teams and replicas > 1:
@@ -260,7 +275,7 @@ def _with_each(policy: Policy, components: Sequence[str]) -> Policy:
         if len(numbered) < 2:
             places.append(plain)
             continue
-        # What has no number stays together, if there is any.
+        # Components without a number stay together, if there are any.
         places.append(replace(plain, components=(), optional=claims))
         places += [
             replace(plain, name=f"{spec.name}-{word}", components=tuple(owned), optional=())
@@ -270,7 +285,7 @@ def _with_each(policy: Policy, components: Sequence[str]) -> Policy:
 
 
 def assign(policy: Policy, components: Iterable[str]) -> Mapping[str, str]:
-    """Which fragment owns each component; every one exactly once."""
+    """Finds the fragment that owns each component; exactly one does."""
     known = sorted(components)
     policy = _with_each(policy, known)
     claims = {
@@ -297,21 +312,25 @@ def assign(policy: Policy, components: Iterable[str]) -> Mapping[str, str]:
     return assignment
 
 
-def _merge_pairs(places: tuple[Place, ...], deployment: Deployment) -> tuple[Place, ...]:
-    """Paired fragments that would share a device become one."""
-    merged = list(places)
+def _merge_pairs(places: tuple[Place, ...], deployment: Deployment) -> Sequence[tuple[Place, ...]]:
+    """The places of each fragment; paired ones that would share a device make one, as the first."""
+    merged: list[tuple[Place, ...]] = [(spec,) for spec in places]
     for spec in places:
         if spec.paired_with is None:
             continue
-        partner = next(p for p in merged if spec.paired_with in p.name.split("+"))
+        own, partners = (
+            next(together for together in merged if name in [p.name for p in together])
+            for name in (spec.name, spec.paired_with)
+        )
+        partner = partners[0]
         same_device = deployment.platform(spec.device) == deployment.platform(partner.device)
-        if same_device and deployment.count(spec.replicas) == deployment.count(partner.replicas):
-            merged.remove(spec)
-            both = replace(partner, name=f"{partner.name}+{spec.name}")
-            merged[merged.index(partner)] = both
-    return tuple(merged)
+        same_count = deployment.count(spec.replicas) == deployment.count(partner.replicas)
+        if own is not partners and same_device and same_count:
+            merged.remove(own)
+            merged[merged.index(partners)] = (*partners, *own)
+    return merged
 
 
 def replicas_over(over: Over, placed: Sequence[Placed]) -> dict[str, int]:
-    """How many parts each fragment has of what some are replicated over."""
+    """By fragment, its replicas along `over`: one for fragments replicated over something else."""
     return {p.name: p.replicas if p.over == over else 1 for p in placed}

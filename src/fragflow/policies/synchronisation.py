@@ -1,4 +1,4 @@
-"""How far the fragments of a policy may be apart in time."""
+"""Synchronisation: limits on how far apart in time the fragments of a policy may be."""
 
 import re
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Asynchronous:
         return "async" if self.bound is None else f"async={self.bound}"
 
     def bound_for(self, workers: int, ahead: int) -> int:
-        """The largest lag that may occur, if each worker may have `ahead` messages wait for it."""
+        """The largest lag that may occur if each worker may have `ahead` messages waiting."""
         under_way = workers * (1 + ahead)
         if self.bound is None:
             return 2 * under_way

@@ -1,1 +1,1 @@
-"""The same workers in processes of their own: what they are told, and how values travel."""
+"""The same workers in processes of their own: their jobs, and the transport of values."""

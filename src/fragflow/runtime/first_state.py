@@ -1,4 +1,4 @@
-"""Makes the first state, with environments on the host asked where the program does."""
+"""Makes the first state; calls environments on the host wherever the program does."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ Answer = Callable[..., Sequence[Any]]
 
 
 def evaluate_with_host(closed: ClosedJaxpr, args: Sequence[Any], answer: Answer) -> list[Any]:
-    """The results of a program; what lies between calls of the host is compiled."""
+    """Returns a program's results; compiles the operations between calls of the host."""
     jaxpr = closed.jaxpr
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))

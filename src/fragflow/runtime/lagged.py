@@ -9,6 +9,7 @@ from fragflow.graph.ir import Transfer
 from fragflow.runtime.drivers.threads import Streams
 from fragflow.runtime.drivers.worker import Metrics, Worker
 from fragflow.runtime.lockstep import GRACE_SECONDS, LocalRuntime
+from fragflow.runtime.observer import Results
 from fragflow.runtime.planning.messages import fan, is_sent
 
 
@@ -30,14 +31,14 @@ class LaggedRuntime(LocalRuntime):
             lambda k, error: self._fail(self._drivers[k], error),
         )
 
-    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
-        """Results of `count` iterations; meanwhile threads may make as many more."""
+    def run(self, start: int, count: int) -> list[Results]:
+        """Returns the results of `count` iterations; meanwhile threads may make as many more."""
         end = start + count
         self._streams.allow(min(end + count, self.total_iterations))
         return self._rows(start, end)
 
-    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
-        """Finishes what some threads have begun; results of iterations from `made` on."""
+    def settle(self, made: int) -> list[Results]:
+        """Finishes iterations that some threads have begun; returns the results from `made` on."""
         end = self._streams.stop()
         return self._rows(made, end) if end > made else []
 
@@ -46,7 +47,7 @@ class LaggedRuntime(LocalRuntime):
         self._streams.close(GRACE_SECONDS)
         super().close()
 
-    def _rows(self, start: int, end: int) -> list[dict[str, np.ndarray]]:
+    def _rows(self, start: int, end: int) -> list[Results]:
         while not self._streams.have_made(end) and self._failure is None:
             self._is_stuck()
         self._raise_failure()
@@ -59,11 +60,11 @@ class LaggedRuntime(LocalRuntime):
                         collected[worker].setdefault(name, []).extend(values)
         rows = self._metrics([collected[w] for w in self._workers], end - start)
         for index, row in zip(range(start, end), rows, strict=True):
-            row["0.lag"] = np.asarray(min(index, self.lag))
+            row.metrics["lag"] = np.asarray(min(index, self.lag))
         return rows
 
     def _preload(self, transfer: Transfer) -> None:
-        """Puts the first values of what a message brings where it will be awaited."""
+        """Puts a message with the first values into each of the transfer's channels."""
         target = self.fdg.fragments[transfer.target]
         mirrors = {c.next: c.inside for c in target.loop.carries}
         ends = fan(self.fdg, transfer)

@@ -1,4 +1,4 @@
-"""The local runtime: one process, a thread per fragment replica, JAX devices."""
+"""The local runtime: one process, a thread for each driver, JAX devices."""
 
 import functools
 import threading
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.graph.ir import FDG, Value
+from fragflow.graph.ir import FDG, Carry, Value
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.runtime.drivers.assignment import WorkerSpec, assign_workers
 from fragflow.runtime.drivers.channels import Closed, QueueChannels
@@ -19,13 +19,13 @@ from fragflow.runtime.drivers.threads import POLL_SECONDS, JobThread
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics, Worker
 from fragflow.runtime.hosts.pool import HostPool, close_pools
-from fragflow.runtime.observer import Devices
+from fragflow.runtime.observer import Devices, Results
 from fragflow.runtime.planning.plan import Plan, make_plan
 from fragflow.runtime.programs.assembly import Assembly, Progress
 from fragflow.runtime.programs.layout import kind_of
 
 GRACE_SECONDS = 5.0
-"""for threads to end by themselves"""
+"""time that threads have to end by themselves"""
 
 
 class LocalRuntime:
@@ -67,22 +67,22 @@ class LocalRuntime:
         self._workers = _in_order_of(self.plan, self._drivers)
         self.num_programs = assembly.num_programs
         self.picks = assembly.picks
-        self._threads = [JobThread(f"fragment {'+'.join(c.workers)}") for c in self._drivers]
+        self._threads = [JobThread(f"fragment {'+'.join(d.workers)}") for d in self._drivers]
         self._failure: tuple[Driver, BaseException] | None = None
         self._lock = threading.Lock()
         self.total_iterations = int(sources["total_iterations"])
 
     @property
     def sent(self) -> Sent:
-        """What replicas have sent one another, as those count it who send."""
+        """The traffic between replicas, counted by its senders."""
         return together([self._channels.sent, *(driver.sent for driver in self._drivers)])
 
     @property
     def devices(self) -> Devices:
         return devices_of(self._workers)
 
-    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
-        """Runs `count` iterations; for each, every metric's label and value."""
+    def run(self, start: int, count: int) -> list[Results]:
+        """Runs `count` iterations; returns the results of each."""
         futures = [
             thread.submit(functools.partial(self._drive, driver, start, count))
             for thread, driver in zip(self._threads, self._drivers, strict=True)
@@ -92,8 +92,8 @@ class LocalRuntime:
         results = {w: m for future in futures for w, m in future.result().items()}
         return self._metrics([results[worker] for worker in self._workers], count)
 
-    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
-        """Results of iterations beyond the first `made`: there are none."""
+    def settle(self, made: int) -> list[Results]:
+        """Returns no results: no iteration is under way after `run`."""
         del made
         return []
 
@@ -102,7 +102,7 @@ class LocalRuntime:
         leaves: dict[Value, np.ndarray] = {}
         for carry in self.fdg.program.loop.carries:
             holders = [w for w in self._workers if carry.inside in w.state()]
-            owner = self._owner(carry.final, holders)
+            owner = self._owner(carry, holders)
             arrays = [np.asarray(w.state()[carry.inside]) for w in holders if w.name == owner]
             kind = kind_of(carry.inside, self.fdg.kinds[owner])
             leaves[carry.inside] = (
@@ -119,38 +119,36 @@ class LocalRuntime:
             thread.end(GRACE_SECONDS)
         close_pools(self._pools)
 
-    def _owner(self, final: Value, holders: Sequence[Worker]) -> str:
-        # A mirror holds the same value; the fragment that makes it is the one that sends it.
+    def _owner(self, carry: Carry, holders: Sequence[Worker]) -> str:
+        # Mirrors hold the same value; the owner makes it, and does not receive it in a message.
         names = list(dict.fromkeys(w.name for w in holders))
-        inside = final.removesuffix("@final")
-        next_value = next(c.next for c in self.fdg.program.loop.carries if c.inside == inside)
         received = {(t.target, p.value) for t in self.fdg.transfers for p in t.parcels}
-        makers = [n for n in names if (n, next_value) not in received]
+        makers = [n for n in names if (n, carry.next) not in received]
         return (makers or names)[0]
 
     def _start(self, assembly: Assembly) -> list[Any]:
-        """The drivers, each run by a thread."""
+        """Makes the drivers, each of which a thread runs."""
         self._channels = QueueChannels(self._stall_timeout_seconds)
 
-        def worker(post: WorkerSpec) -> Worker:
-            part = self.plan.parts[post.fragment]
-            layout = assembly.layouts(post.fragment)[post.index]
-            kinds = self.fdg.kinds[post.fragment]
-            pools = self._pools.get(post.fragment)
+        def worker(spec: WorkerSpec) -> Worker:
+            part = self.plan.parts[spec.fragment]
+            layout = assembly.layouts(spec.fragment)[spec.index]
+            kinds = self.fdg.kinds[spec.fragment]
+            pools = self._pools.get(spec.fragment)
             return Worker(
                 self.fdg,
                 part,
-                post.replicas,
+                spec.replicas,
                 layout,
-                assembly.programs(post.fragment, layout),
-                assembly.first_values(part, layout, (post.index, post.count), kinds),
+                assembly.programs(spec.fragment, layout),
+                assembly.first_values(part, layout, (spec.index, spec.count), kinds),
                 self._channels,
-                pools[post.index] if pools else None,
+                pools[spec.index] if pools else None,
             )
 
         return [
-            Driver([worker(post) for post in posts], script)
-            for posts, script in assign_workers(self.fdg, self.plan)
+            Driver([worker(spec) for spec in specs], script)
+            for specs, script in assign_workers(self.fdg, self.plan)
         ]
 
     def _drive(self, driver: Driver, start: int, count: int) -> Mapping[Worker, Metrics]:
@@ -174,7 +172,7 @@ class LocalRuntime:
             _, pending = wait_futures(pending, timeout=POLL_SECONDS)
 
     def _is_stuck(self) -> bool:
-        """Whether environments do not answer, which ends the run."""
+        """True if environments have stopped answering, which ends the run."""
         for driver in self._drivers:
             for worker in driver.workers.values():
                 stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
@@ -188,25 +186,22 @@ class LocalRuntime:
             driver, cause = self._failure
             raise driver.error(cause)
 
-    def _metrics(self, results: Sequence[Metrics], count: int) -> list[dict[str, np.ndarray]]:
-        rows: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
+    def _metrics(self, results: Sequence[Metrics], count: int) -> list[Results]:
+        rows = [Results() for _ in range(count)]
         for stack in self.fdg.program.loop.stacks:
-            label = self.fdg.program.labels[stack.outside]
             parts = [r[stack.outside] for r in results if stack.outside in r]
             holders = [w for w, r in zip(self._workers, results, strict=True) if stack.outside in r]
             kind = kind_of(stack.element, self.fdg.kinds[holders[0].name])
             for k in range(count):
                 arrays = [part[k] for part in parts]
-                rows[k][label] = (
-                    np.concatenate(arrays, kind.axis)
-                    if len(arrays) > 1 and kind.tag is Tag.VARYING
-                    else arrays[0]
-                )
+                is_divided = len(arrays) > 1 and kind.tag is Tag.VARYING
+                array = np.concatenate(arrays, kind.axis) if is_divided else arrays[0]
+                rows[k].add(self.fdg.program, stack.outside, array)
         return rows
 
 
 def devices_of(workers: Sequence[Any]) -> Devices:
-    """By fragment, where its replicas are."""
+    """The devices of each fragment's replicas."""
     found: dict[str, list[str]] = {}
     for worker in workers:
         found.setdefault(worker.name, []).extend(worker.devices)
@@ -214,7 +209,7 @@ def devices_of(workers: Sequence[Any]) -> Devices:
 
 
 def _in_order_of(plan: Plan, drivers: Sequence[Any]) -> list[Any]:
-    """All workers, by fragment and replica."""
+    """All workers, sorted by fragment and replica."""
     workers = [worker for driver in drivers for worker in driver.workers.values()]
     order = list(plan.parts)
     return sorted(workers, key=lambda w: (order.index(w.name), w.replicas))

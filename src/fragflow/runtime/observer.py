@@ -1,14 +1,32 @@
-"""What a run reports while it goes on, and to whom."""
+"""Reports of a run while it goes on, and the observers that receive them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fragflow.graph.ir import FDG
+import numpy as np
+
+from fragflow.graph.ir import FDG, EpisodeStat, Program, Value
 
 RECENT_EPISODES = 100
 Devices = Mapping[str, Sequence[str]]
 """by fragment, the device of each of its replicas, such as `cpu:0` of the process it is in"""
+
+
+@dataclass(slots=True)
+class Results:
+    """The results of one iteration."""
+
+    metrics: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    """by label"""
+    episodes: dict[EpisodeStat, np.ndarray] = field(default_factory=dict[EpisodeStat, np.ndarray])
+
+    def add(self, program: Program, value: Value, array: np.ndarray) -> None:
+        """Adds an output of the training loop."""
+        if value in program.episodes:
+            self.episodes[program.episodes[value]] = array
+        else:
+            self.metrics[program.labels[value]] = array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What is known when everything is compiled and training begins."""
+    """The facts of a run that are known when everything is compiled and training begins."""
 
     fdg: FDG | None
     iterations: int
@@ -35,18 +53,18 @@ class Start:
     devices: Devices
     programs: int
     equality: str
-    """how this run relates to one undivided program: 'bitwise', or 'rounding: ...'"""
+    """relation to one undivided program: 'bitwise', 'rounding: ...' or 'different: ...'"""
     probe: str
-    """what was tried of that, in double precision, or why nothing was"""
+    """result of the probe, which tries this in double precision, or the reason why it did not"""
     implementations: Mapping[str, str]
-    """how kernels are computed, and the actor where that was asked for"""
+    """by kernel, the implementation in use"""
     compile_seconds: float
     state: Callable[[], Any]
     """the state as it is now; to be asked between chunks"""
 
 
 class Observer(Protocol):
-    """Who wants to hear of a run while it goes on."""
+    """Receives the reports of a run while it goes on."""
 
     def phase(self, name: str, done: int, total: int) -> None: ...
     def started(self, start: Start) -> None: ...
@@ -57,7 +75,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """An observer that does not look."""
+    """An observer that ignores all reports."""
 
     def phase(self, name: str, done: int, total: int) -> None: ...
     def started(self, start: Start) -> None: ...
@@ -67,7 +85,7 @@ class Silent:
 
 
 def mean_return(rows: Sequence[Row]) -> float | None:
-    """Mean over the episodes of the last iterations: as many as make a hundred episodes."""
+    """Mean return over the last iterations that hold a hundred episodes; None without any."""
     count, total = 0, 0.0
     for row in reversed(rows):
         count, total = count + row.episodes, total + row.return_sum

@@ -1,14 +1,14 @@
-"""Runs an engine chunk by chunk, and reports what it gives."""
+"""Runs an engine chunk by chunk, and reports its metrics."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from fragflow.errors import NonFiniteError
 from fragflow.runtime.drivers.traffic import Sent
-from fragflow.runtime.observer import Devices, Observer, Row
+from fragflow.runtime.observer import Devices, Observer, Results, Row
 from fragflow.runtime.programs.implementations import Picks
 
 CHUNK_SECONDS = 0.25
@@ -16,22 +16,22 @@ MAX_CHUNK = 256
 
 
 class Runtime(Protocol):
-    """What runs iterations: a runtime."""
+    """An engine that runs training iterations."""
 
     num_programs: int
     picks: Picks
-    """by fragment, how it computes what has several implementations"""
+    """by fragment, the implementation of each kernel that has several"""
 
     @property
     def sent(self) -> Sent: ...
     @property
     def devices(self) -> Devices: ...
-    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
-        """Metrics of `count` iterations by label; some threads may go on with the next ones."""
+    def run(self, start: int, count: int) -> list[Results]:
+        """Returns the results of `count` iterations; threads may go on with the next ones."""
         ...
 
-    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
-        """Finishes iterations that were begun; their metrics from number `made` on."""
+    def settle(self, made: int) -> list[Results]:
+        """Finishes iterations that were begun; returns the results of those from `made` on."""
         ...
 
     def close(self) -> None: ...
@@ -45,8 +45,8 @@ def train(
     began = time.perf_counter()
     chunk = 1
 
-    def report(results: Sequence[Mapping[str, np.ndarray]], seconds: float) -> None:
-        new = [_row(len(rows) + k, steps, values, seconds) for k, values in enumerate(results)]
+    def report(results: Sequence[Results], seconds: float) -> None:
+        new = [_row(len(rows) + k, steps, made, seconds) for k, made in enumerate(results)]
         rows.extend(new)
         if new:
             observer.rows(new)
@@ -65,21 +65,15 @@ def train(
     return rows, time.perf_counter() - began
 
 
-def _row(index: int, steps: int, values: Mapping[str, np.ndarray], seconds: float) -> Row:
-    metrics = {
-        label.removeprefix("0."): float(np.mean(value))
-        for label, value in values.items()
-        if label.startswith("0.")
-    }
-
-    def total(name: str) -> float:
-        labels = [label for label in values if label.startswith("1.") and label.endswith(name)]
-        return float(sum(np.sum(values[label], dtype=np.float64) for label in labels))
+def _row(index: int, steps: int, results: Results, seconds: float) -> Row:
+    def total(field: str) -> float:
+        found = [array for stat, array in results.episodes.items() if stat.field == field]
+        return float(sum(np.sum(array, dtype=np.float64) for array in found))
 
     return Row(
         iteration=index,
         env_steps=(index + 1) * steps,
-        metrics=metrics,
+        metrics={label: float(np.mean(array)) for label, array in results.metrics.items()},
         episodes=int(total("episodes")),
         return_sum=total("return_sum"),
         length_sum=int(total("length_sum")),

@@ -1,1 +1,1 @@
-"""What people use: the command line, run directories, `ff.train` and `ff.load`."""
+"""The tools that people use: the command line, run directories, `ff.train` and `ff.load`."""

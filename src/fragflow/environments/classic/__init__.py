@@ -1,7 +1,7 @@
 """Classic control, in JAX: the equations of the papers, the numbers of Gymnasium.
 
 A task is a record of its physical constants, with pure functions from state to state. What they
-have in common, a limit of time and which part of the state is seen, is in `control.py`.
+have in common, a time limit and the part of the state that is seen, is in `control.py`.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ TASKS: dict[str, type[Any]] = {
     "CartPole-positions": CartPole,
 }
 PARTS = {"CartPole-positions": (0, 2)}
-"""Which entries an agent sees, where it does not see all. Without its velocities, the pole is
-balanced only by somebody who remembers where it was."""
+"""Entries of an observation that an agent gets, if not all. Without velocities, only an
+agent that remembers earlier positions can balance the pole."""
 OTHER_NAMES = {"max_episode_steps": "max_steps", "max_steps_in_episode": "max_steps"}
 """of arguments, as Gymnasium and gymnax call them"""
 

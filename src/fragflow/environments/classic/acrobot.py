@@ -98,7 +98,7 @@ class Acrobot:
         return place + self.dt / 6 * (slope1 + 2 * slope2 + 2 * slope3 + slope4)
 
     def _slope(self, place: jax.Array, torque: jax.Array) -> jax.Array:
-        """How fast angles and velocities change."""
+        """The rates of change of angles and velocities."""
         angle1, angle2, velocity1, velocity2 = place
         m1, m2, length = self.link_mass_1, self.link_mass_2, self.link_length_1
         centre1, centre2, moi = self.link_com_pos_1, self.link_com_pos_2, self.link_moi

@@ -1,4 +1,4 @@
-"""What the tasks of classic control have in common: what they are asked, and how time runs out."""
+"""The common part of the tasks of classic control: their interface, and their time limit."""
 
 import dataclasses
 from typing import Any, Protocol

@@ -23,7 +23,7 @@ class CarState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Valley:
-    """Where the car is; a step is a unit of time (Moore 1990)."""
+    """The valley that the car drives in; a step is a unit of time (Moore 1990)."""
 
     min_position: float = -1.2
     max_position: float = 0.6

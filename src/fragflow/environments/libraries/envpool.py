@@ -31,7 +31,7 @@ class EnvpoolEnvironment:
     observation: Space
     action: Space
     compiles: bool
-    """whether a compiled program on the CPU can step them by itself"""
+    """True if a compiled program on the CPU can step them by itself"""
     has_mask: bool = True
     answers_one_by_one: bool = True
     draws_apart: bool = True
@@ -97,7 +97,7 @@ class EnvpoolBatch:
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> HostStep:
-        """What some environments did, by our contract."""
+        """The answers of some environments, as our contract has them."""
         # EnvPool hands out new arrays at every step.
         obs = obs.astype(self._obs_type, copy=False)
         mask = ~self._was_done[rows]

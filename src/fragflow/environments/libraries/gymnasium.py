@@ -17,10 +17,10 @@ from fragflow.errors import ConfigError, did_you_mean, unknown
 
 VECTORIZATIONS = ("auto", "vector", "sync", "process")
 LEAVE_BOUNDS = ("LunarLander", "LunarLanderContinuous", "BipedalWalker", "BipedalWalkerHardcore")
-"""whose observations leave the bounds they declare, which are then taken for none"""
+"""environments whose observations leave the bounds they declare; they are taken to have none"""
 PROBE_STEPS = 64
 WORTH_SECONDS = 200e-6
-"""what processes must save per step of a batch; waking them costs about half of it"""
+"""least time that processes must save per step of a batch; waking them costs about half of it"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GymnasiumEnvironment:
 
     @property
     def draws_apart(self) -> bool:
-        """Whether an environment's randomness is its own, whatever shares its batch."""
+        """True if an environment's randomness is its own, whatever shares its batch."""
         return self.vectorization != "vector"
 
     def with_time_limit(self, steps: int) -> "GymnasiumEnvironment":
@@ -184,7 +184,7 @@ def _one(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def _is_slow(env: Any, count: int) -> bool:
-    """Whether a step of `count` environments is worth handing to several processes: tried."""
+    """Tries whether a step of `count` environments is worth handing to several processes."""
     processes = default_processes()
     if processes == 1 or count == 1:
         return False

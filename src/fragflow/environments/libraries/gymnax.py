@@ -50,7 +50,7 @@ class GymnaxEnvironment:
 
     name: str
     arguments: tuple[tuple[str, Any], ...]
-    """what differs from gymnax's defaults, sorted; this and the name are its identity"""
+    """settings that differ from gymnax's defaults, sorted; these and the name are its identity"""
     observation: Space
     action: Space
     _environment: Any = dataclasses.field(repr=False, compare=False)

@@ -52,7 +52,7 @@ class JaxmarlEnvironment(WithAgents):
 
 
 def _steps(state: Any) -> jax.Array:
-    """How many steps an episode has had, which games count by two names, or in the state within."""
+    """Steps of an episode so far; games count them as `step` or `time`, or in an inner state."""
     while not (hasattr(state, "step") or hasattr(state, "time")) and hasattr(state, "state"):
         state = state.state
     return state.step if hasattr(state, "step") else state.time

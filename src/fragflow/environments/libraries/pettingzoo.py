@@ -124,7 +124,7 @@ class PettingzooBatch:
             raise Failed(i, f"{', '.join(back)} came back after its end")
         for k in alive:
             agent = self._agents[k]
-            # Who is not mentioned any more has ended.
+            # An agent that is not mentioned any more has ended.
             terminated[k] = ends.get(agent, True)
             truncated[k] = cuts.get(agent, False)
             reward[k] = rewards.get(agent, 0.0)
@@ -164,7 +164,7 @@ def _make(name: str, arguments: dict[str, Any]) -> Any:
             continue
         if not hasattr(module, "parallel_env"):
             raise ConfigError(
-                f"{name} has no parallel_env: its agents take turns, or it is no game"
+                f"{name} has no parallel_env: its agents take turns, or it is not a game"
             )
         try:
             return module.parallel_env(**arguments)

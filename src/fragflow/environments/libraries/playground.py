@@ -22,7 +22,7 @@ class PlaygroundEnvironment:
 
     name: str
     arguments: tuple[tuple[str, Any], ...]
-    """what differs from the task's configuration, sorted"""
+    """settings that differ from the task's configuration, sorted"""
     episode_length: int
     action_repeat: int
     observation: Box

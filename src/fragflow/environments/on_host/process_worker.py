@@ -20,7 +20,7 @@ from fragflow.environments.on_host.stepping import (
 
 
 class BatchSpec(NamedTuple):
-    """What a worker process is for."""
+    """The environments of a worker process, and the shapes of its shared memory."""
 
     name: str
     arguments: Mapping[str, Any]

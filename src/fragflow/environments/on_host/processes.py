@@ -22,7 +22,7 @@ from fragflow.errors import EnvironmentFault
 
 START_SECONDS = 60.0
 ANSWER_SECONDS = 60.0
-"""how long a process may take; one that takes longer hangs"""
+"""time that a process may take to answer; one that takes longer hangs"""
 CLOSE_SECONDS = 1.0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Arrays(NamedTuple):
-    """Where answers go, one row per environment."""
+    """Arrays that answers are written to, one row per environment."""
 
     obs: np.ndarray
     next_obs: np.ndarray

@@ -1,4 +1,4 @@
-"""What a wrapper is, and an environment inside one: a JAX program, or a batch on the host."""
+"""The base class of wrappers, and environments inside one: JAX programs and host batches."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ class Wrapper:
     """
 
     def observation(self, space: Space) -> Space:
-        """What observations look like from outside."""
+        """The space of observations as seen from outside."""
         return space
 
     def action(self, space: Space) -> Space:
-        """What actions look like from outside."""
+        """The space of actions as seen from outside."""
         return space
 
     def first(self, space: Space, obs: Any) -> tuple[Any, Any]:
@@ -44,7 +44,7 @@ class Wrapper:
         return self.first(space, obs)
 
     def act(self, space: Space, action: Any) -> Any:
-        """What the environment is to do."""
+        """The action that the environment gets."""
         del space
         return action
 
@@ -216,7 +216,7 @@ class WrappedBatch:
         self._batch.close()
 
     def _starting(self, step: HostStep) -> np.ndarray:
-        """Where `step.obs` is the first observation of an episode."""
+        """The rows where `step.obs` is the first observation of an episode."""
         if self._starts_later and step.mask is not None:
             return np.flatnonzero(~step.mask)
         done = step.terminated | step.truncated

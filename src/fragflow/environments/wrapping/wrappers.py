@@ -19,7 +19,7 @@ from fragflow.ops.networks.images import channel_axis
 
 @dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """See the last N observations; at first, the first one N times.
+    """See the last N observations; an episode starts with its first one N times.
 
     Vectors are joined end to end, images along their channels, where they have some.
     """
@@ -129,8 +129,8 @@ def wrap(environment: AnyEnvironment, *wrappers: Wrapper, **named: Any) -> Any:
     """
     if isinstance(environment, type) or not isinstance(environment, Environment | HostEnvironment):
         raise ConfigError(
-            f"cannot wrap {environment!r}: expected an environment. Those known by a name are "
-            "wrapped by `wrap` of ff.train, or --wrap"
+            f"cannot wrap {environment!r}: expected an environment. For one given by name, use the "
+            "argument `wrap` of ff.train, or --wrap"
         )
     for wrapper in (*wrappers, *_made(named)):
         environment = wrapper.around(environment)
@@ -138,7 +138,7 @@ def wrap(environment: AnyEnvironment, *wrappers: Wrapper, **named: Any) -> Any:
 
 
 def takes_value(name: str) -> bool:
-    """Whether the wrapper of this name is given a number."""
+    """True if the wrapper of this name is given a number."""
     return bool(fields(WRAPPERS[name]))
 
 

@@ -1,7 +1,7 @@
 """Rollouts out of order: a worker acts on the first environments that have answered.
 
 Each environment then makes its steps at its own pace. That changes no result where every step works
-on each environment by itself, which the replica check knows; what differs is refused here.
+on each environment by itself, which the replica check knows; anything else is refused here.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from fragflow.graph.replicas.kinds import UNIFORM, Kind
 
 
 def host_steps(nodes: tuple[Node, ...]) -> list[Op]:
-    """The steps of environments on the host among `nodes` themselves, not in loops of theirs."""
+    """The steps of environments on the host among `nodes` themselves, not in loops among them."""
     return [n for n in nodes if isinstance(n, Op) and is_host_call(n)]
 
 
@@ -67,7 +67,7 @@ def with_out_of_order(fdg: FDG, first: int | None, environment: AnyEnvironment |
 
 
 def _obstacle(fragment: Fragment, loop: Loop, kinds: Mapping[Value, Kind]) -> str | None:
-    """Why environments cannot go through a loop each at its own pace."""
+    """The reason that environments cannot go through a loop each at its own pace, or None."""
     if fragment.group:
         return f"the replicas of fragment {fragment.name!r} are one program, in step"
     if loop.length is None:

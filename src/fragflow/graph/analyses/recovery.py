@@ -1,4 +1,4 @@
-"""Which fragments another process can take over when theirs is lost, and what is kept for that."""
+"""Finds fragments that another process can take over when theirs is lost, and the state to keep."""
 
 from typing import Literal
 
@@ -11,13 +11,13 @@ from fragflow.graph.replicas.kinds import UNIFORM, Tag
 
 Recovery = Literal["replay", "restart"]
 """replay: makes the lost iteration again, with the same result. restart: begins with new episodes;
-what was made of an iteration is dropped"""
+a half-made iteration is dropped"""
 
 
 def recovery_of(fdg: FDG, fragment: Fragment) -> Recovery | None:
-    """How a replica is replaced; None if it cannot be.
+    """The way in which a replica is replaced; None if it cannot be.
 
-    Its state must be that of its environments, apart from what others send it anyway.
+    Its state must belong to its environments, apart from what other fragments send it anyway.
     """
     has_messages = any(fragment.name in (t.source, t.target) for t in fdg.transfers)
     if fragment.group or fragment.name == fdg.server or not has_messages:
@@ -36,14 +36,14 @@ def recovery_of(fdg: FDG, fragment: Fragment) -> Recovery | None:
 
 
 def own_state(fdg: FDG, fragment: Fragment) -> list[Value]:
-    """State that changes and that no other fragment knows, by its name inside the training loop."""
+    """State that changes and that no other fragment knows, by name inside the training loop."""
     sent = set(mirrors(fdg, fragment).values())
     carries = fragment.loop.carries
     return [c.inside for c in carries if c.next != c.inside and c.inside not in sent]
 
 
 def kept_bytes(fdg: FDG, fragment: Fragment) -> int:
-    """What is kept of a replica's state after every iteration, off its process."""
+    """Bytes of a replica's state that are kept after every iteration, off its process."""
     avals = fdg.program.avals[fragment.extent]
     return sum(num_bytes(avals[value]) for value in own_state(fdg, fragment))
 
@@ -55,7 +55,7 @@ def mirrors(fdg: FDG, fragment: Fragment) -> dict[Value, Value]:
 
 
 def host_of(fragment: Fragment) -> Host | None:
-    """Whose environments a fragment steps, if they are on the host."""
+    """The host whose environments a fragment steps; None if they are not on the host."""
     for node in walk((fragment.loop,)):
         if isinstance(node, Op) and is_host_call(node):
             return node.eqn.params["host"]

@@ -1,4 +1,4 @@
-"""Which messages may be late, and whether a fragment can serve workers one at a time."""
+"""Finds messages that may be late, and checks that a fragment can serve workers one at a time."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from fragflow.policies.synchronisation import Asynchronous, Lag
 
 
 def late_messages(policy: Policy, fdg: FDG) -> Mapping[str, int]:
-    """By message, by how many iterations it is late: those that bring parameters to actors.
+    """By message, the number of iterations it is late: those that bring parameters to actors.
 
     In the language of dataflow, a message that brings a carry is an edge with one first token; a
     lag of k puts k more on it, and changes no program.
@@ -28,7 +28,7 @@ def late_messages(policy: Policy, fdg: FDG) -> Mapping[str, int]:
             if _carried(fdg, parcel.value) is None:
                 raise PolicyError(
                     f"{policy.name} with {policy.synchronisation}: the parameters travel with "
-                    f"{describe(fdg.program, parcel.value)}, which is no state and cannot be late"
+                    f"{describe(fdg.program, parcel.value)}, which is not state and cannot be late"
                 )
     if not late:
         raise PolicyError(
@@ -42,20 +42,19 @@ def late_messages(policy: Policy, fdg: FDG) -> Mapping[str, int]:
 def _brings_params(fdg: FDG, transfer: Transfer) -> bool:
     if crossings(fdg)[transfer.name] != 1:
         return False
-    labels = [_carried(fdg, parcel.value) or "" for parcel in transfer.parcels]
-    return any(label.split(".")[0] == "params" for label in labels)
+    return any(_carried(fdg, parcel.value) in fdg.program.params for parcel in transfer.parcels)
 
 
-def _carried(fdg: FDG, value: Value) -> str | None:
-    """Which state leaf's next value this is, if it is one."""
+def _carried(fdg: FDG, value: Value) -> Value | None:
+    """The state leaf whose next value this is, if it is one."""
     for carry in fdg.program.loop.carries:
         if carry.next == value:
-            return fdg.program.labels[carry.inside]
+            return carry.inside
     return None
 
 
 def server_of(policy: Policy, fdg: FDG) -> str:
-    """The fragment that serves the others, if it is a handler of messages: else an error.
+    """Finds the fragment that serves the others; PolicyError if none just handles messages.
 
     `fdg` is the graph of one worker and the server.
     """
@@ -64,8 +63,8 @@ def server_of(policy: Policy, fdg: FDG) -> str:
     hint = "Use single-learner-coarse or central, or another --sync."
     single = [
         name
-        for name in fdg.fragments
-        if all(p.replicas == "one" for p in policy.places if p.name in name.split("+"))
+        for name, fragment in fdg.fragments.items()
+        if all(p.replicas == "one" for p in policy.places if p.name in fragment.places)
     ]
     if len(single) != 1 or len(fdg.fragments) == 1:
         raise PolicyError(
@@ -86,7 +85,7 @@ def server_of(policy: Policy, fdg: FDG) -> str:
                 if _carried(fdg, parcel.value) is None:
                     raise PolicyError(
                         f"{title} here: {server} answers with "
-                        f"{describe(fdg.program, parcel.value)}, which is no state, so that a "
+                        f"{describe(fdg.program, parcel.value)}, which is not state, so that a "
                         f"worker would have to wait for it. {hint}"
                     )
     _check_workers_state(fdg, server, title)

@@ -1,4 +1,4 @@
-"""How values travel: the collective of every message follows from replicas and environment axis."""
+"""Chooses the collective of every message, from numbers of replicas and the environment axis."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,15 +20,13 @@ from fragflow.graph.replicas.analysis import Known
 from fragflow.graph.replicas.kinds import Tag
 from fragflow.policies.policy import Placed
 
-"""by fragment, what its replicas hold of each value"""
-
 
 def with_collectives(
     loop: Loop, placed: Sequence[Placed], kinds: Callable[[Placed], Known]
 ) -> Loop:
     """Names every message and says how each of its values travels.
 
-    `kinds` are those along the axis over which a fragment's replicas are.
+    `kinds` are those along the axis that a fragment's replicas divide.
     """
     reductions = _reductions(loop)
     by_name = {p.name: p for p in placed}
@@ -101,7 +99,7 @@ def _parcel(
 
 
 def as_sends_and_receives(loop: Loop, name: str) -> Loop:
-    """A fragment's view of the messages it takes part in."""
+    """`loop` as fragment `name` runs it: its messages become sends and receives."""
 
     def block(nodes: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(view(n) for n in nodes)
@@ -115,7 +113,7 @@ def as_sends_and_receives(loop: Loop, name: str) -> Loop:
 
 
 def transfers_in(loop: Loop) -> tuple[tuple[Transfer, int], ...]:
-    """All messages with how often each is sent per training iteration."""
+    """All messages, each with the number of times it is sent per training iteration."""
     found: list[tuple[Transfer, int]] = []
 
     def block(nodes: Sequence[Node], trips: int) -> None:
@@ -135,7 +133,7 @@ def transfers_in(loop: Loop) -> tuple[tuple[Transfer, int], ...]:
 
 
 def crossings(fdg: FDG) -> Mapping[str, int]:
-    """How often each message is sent per training iteration."""
+    """By message, the number of times it is sent per training iteration."""
     return {
         transfer.name: trips
         for fragment in fdg.fragments.values()

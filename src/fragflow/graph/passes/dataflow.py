@@ -1,4 +1,4 @@
-"""Who produces and who uses each value of a program, seen through its loops."""
+"""Finds the producer and the users of each value of a program, seen through its loops."""
 
 import math
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ class Dataflow:
 
     ops: Mapping[str, Op]
     trips: Mapping[Value, int]
-    """how often each value is made per training iteration"""
+    """number of times each value is made per training iteration"""
     producer: Mapping[Value, str | None]
-    """path of the operation that makes a value; None for what is given from outside"""
+    """path of the operation that makes a value; None for values given from outside"""
     users: Mapping[Value, tuple[str, ...]]
     """paths of the operations that read a value, or keep it as a carry's first value"""
     free: frozenset[Value]
-    """what follows from the run's sources alone"""
+    """values that follow from the run's sources alone"""
 
 
 def dataflow(program: Program) -> Dataflow:
@@ -105,7 +105,7 @@ def _free_values(program: Program, loops: list[Loop]) -> frozenset[Value]:
 
 
 def _consequences(program: Program, given: set[Value]) -> set[Value]:
-    """All that follows from `given` without a component or a reduction over replicas."""
+    """All values that follow from `given` without a component or a reduction over replicas."""
     free, size = set(given), -1
     while size != (size := len(free)):
         for node in walk((program.loop,)):

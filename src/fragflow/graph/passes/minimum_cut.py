@@ -12,7 +12,7 @@ Capacity = int | float
 """a whole number, or `math.inf` for an edge that must not be cut"""
 
 Room = dict[str, dict[str, Capacity]]
-"""what each edge, and each one's reverse, can still take"""
+"""remaining capacity of each edge, and of its reverse"""
 
 
 class Unbounded(Exception):
@@ -22,7 +22,7 @@ class Unbounded(Exception):
 def minimum_cut(
     capacities: Mapping[tuple[str, str], Capacity], source: str, sink: str
 ) -> tuple[int, set[str]]:
-    """What the cheapest cut costs, and the nodes on the source's side of it.
+    """The cost of the cheapest cut, and the nodes on the source's side of it.
 
     Of several cheapest cuts it is the one nearest to the sink, so the answer does not depend on the
     order of edges. `capacities` are by `(tail, head)`.
@@ -39,7 +39,7 @@ def minimum_cut(
 
 
 def _distances(room: Room, sink: str) -> dict[str, int]:
-    """How many edges lead to the sink, from all nodes that can still send something there."""
+    """The number of edges to the sink, from each node that can still send something there."""
     distance = {sink: 0}
     queue = deque([sink])
     while queue:
@@ -52,7 +52,7 @@ def _distances(room: Room, sink: str) -> dict[str, int]:
 
 
 def _fill(room: Room, distance: Mapping[str, int], source: str, sink: str) -> int:
-    """Sends along shortest paths, until none has room left; how much that was."""
+    """Sends along shortest paths until none has room left; returns the amount."""
     untried = {node: list(room[node]) for node in distance}
     sent, path = 0, [source]
     while True:
@@ -74,7 +74,7 @@ def _fill(room: Room, distance: Mapping[str, int], source: str, sink: str) -> in
 
 
 def _send(room: Room, path: list[tuple[str, str]]) -> int:
-    """Sends as much along `path` as it takes."""
+    """Sends as much along `path` as it can take; returns the amount."""
     amount = min(room[tail][head] for tail, head in path)
     if amount == math.inf:
         raise Unbounded("an infinite path leads from the source to the sink: nothing may be cut")

@@ -1,4 +1,4 @@
-"""Optimisations of the messages; every one can be switched off and changes no result."""
+"""Optimisations of the messages; each can be switched off, and changes no result."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from fragflow.graph.passes.split import Split
 
 
 def unhoist(loop: Loop, split: Split) -> Loop:
-    """The naive placement: what is read only within a loop is sent anew in each of its steps."""
+    """The naive placement: a value read only within a loop is sent anew in each of its steps."""
 
     def block(around: Loop, nodes: Sequence[Node]) -> tuple[Node, ...]:
         kept: list[Node] = []

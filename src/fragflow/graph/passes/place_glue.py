@@ -1,4 +1,4 @@
-"""Which fragment each operation belongs to.
+"""Assigns each operation to a fragment.
 
 Components are placed by the policy. What lies between them (glue) goes where the fewest bytes
 cross, found by minimum cuts; glue that follows from the run's sources alone is computed wherever it
@@ -27,7 +27,7 @@ def colour(
 ) -> Mapping[str, Owner]:
     """The fragment of every operation, `FREE` for those that every fragment computes itself.
 
-    `kinds` are those of values along what fragments are replicated over.
+    `kinds` are those of values along each axis that fragments are replicated over.
     """
     replicas = {p.name: p.replicas for p in placed}
     owners: dict[str, Owner] = {}
@@ -63,7 +63,7 @@ class AxisView:
     kinds: Mapping[Value, Kind]
 
     def allows(self, value: Value, readers: Sequence[Op]) -> bool:
-        """Whether a value may be sent from one fragment to another."""
+        """True if a value may be sent from one fragment to another."""
         kind = self.kinds[value]
         if kind.is_cuttable or kind.tag is Tag.UNIFORM or len(set(self.replicas.values())) == 1:
             return True
@@ -77,7 +77,7 @@ class AxisView:
 def _reduction_owner(
     op: Op, flow: Dataflow, owners: Mapping[str, Owner], replicas: Mapping[str, int]
 ) -> Owner:
-    """Where all_mean is done: with its users if they are fewer replicas, else with its operands."""
+    """The owner of an all_...: that of its users if it has fewer replicas, else of its operands."""
     readers = _nearest(op.outputs, lambda v: flow.users.get(v, ()), flow, owners, forward=True)
     makers = _nearest(op.inputs, lambda v: (flow.producer.get(v),), flow, owners, forward=False)
     source = min(makers, key=lambda name: replicas[name], default=None)
@@ -128,7 +128,7 @@ def _pin_local_reductions(
     replicas: Mapping[str, int],
     kinds: Mapping[Value, Kind],
 ) -> None:
-    """Glue that reduces over environments, with no all_... to follow, needs all of them."""
+    """Pins glue that reduces over environments, with no all_... after it, to where they all are."""
     single = [name for name, count in replicas.items() if count == 1]
     if not single or len(single) == len(replicas):
         return
@@ -145,7 +145,7 @@ def _pin_local_reductions(
 
 
 def _leads_to_reduction(value: Value, flow: Dataflow) -> bool:
-    """Whether every way from `value` through glue ends in an all_... operation."""
+    """True if every way from `value` through glue ends in an all_... operation."""
     seen: set[str] = set()
     queue, ends = [value], 0
     while queue:

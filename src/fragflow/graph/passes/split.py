@@ -30,16 +30,16 @@ class Options:
     """Optimisations of the graph; each can be switched off, and changes no result."""
 
     hoist: bool = True
-    """send what a loop only reads once, before it"""
+    """send a value once, before a loop that only reads it"""
     sink: bool = True
-    """send what a loop only collects once, after it"""
+    """send a value once, after a loop that only collects it"""
     coalesce: bool = True
-    """send what goes the same way at the same time as one message"""
+    """send values that go the same way at the same time as one message"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Who owns and who needs what."""
+    """The owners of operations, the homes of values, and the values that fragments need."""
 
     owners: Mapping[str, str]
     homes: Mapping[Value, str]
@@ -151,7 +151,7 @@ def _is_sunk(
     homes: Mapping[Value, str],
     options: Options,
 ) -> bool:
-    """Whether `name` gets the collected output after the loop, rather than its elements within."""
+    """True if `name` gets the collected output after the loop, rather than its elements within."""
     at_home = homes[stack.element] in (name, FREE)
     return options.sink and not at_home and stack.element not in mine
 
@@ -162,7 +162,7 @@ def _keeps(
     needs: Mapping[str, frozenset[Value] | set[Value]],
     homes: Mapping[Value, str],
 ) -> bool:
-    """Whether `name` has this carry in its own loop, as its owner or as a mirror."""
+    """True if `name` has this carry in its own loop, as its owner or as a mirror."""
     home = homes[carry.inside]
     if carry.inside in needs[name]:
         return True
@@ -172,7 +172,7 @@ def _keeps(
 
 
 def collects(stack: Stack, name: str, split_: Split, options: Options, wanted: bool) -> bool:
-    """Whether `name` collects this output in its own loop."""
+    """True if `name` collects this output in its own loop."""
     mine = split_.needs[name]
     if stack.outside in mine and not _is_sunk(stack, name, mine, split_.homes, options):
         return True

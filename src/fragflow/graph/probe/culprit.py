@@ -1,7 +1,7 @@
-"""Which operation is to blame where replicas differ: the first that is not what was claimed of it.
+"""Finds the operation to blame where replicas differ: the first that is not what was claimed.
 
-Only asked when something differs, so it may take its time: both programs are played again, with the
-results of all equations kept.
+This runs only when something differs, so it may take its time: both programs are played again, with
+the results of all equations kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ from fragflow.graph.probe.play import Seen, Stage, first_values, play
 from fragflow.graph.probe.relation import holds, relation
 
 Look = Literal["first steps", "all steps"]
-"""What goes wrong in a loop's first step soon goes wrong in all that its later ones do, so first
+"""The steps of loops to compare. An error in a first step soon spreads to all later ones, so first
 steps are looked at first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """What an equation gave in the whole, and in each replica."""
+    """An equation's results in the whole, and in each replica."""
 
     seen: Seen
     whole: Sequence[np.ndarray]
     parts: Sequence[np.ndarray]
 
     def results(self, look: Look) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Within loops, steps come first: all of them, or the first."""
+        """Pairs of results, whole and parts; within loops of all steps, or of the first."""
         pairs = []
         for variable, a, b in zip(self.seen.eqn.outvars, self.whole, self.parts, strict=True):
             loops = a.ndim - len(plain_aval(variable.aval).shape)
@@ -42,7 +42,7 @@ class _Both:
         return all(relation(a, b) is not None for a, b in self.results(look))
 
     def is_reduced(self) -> bool:
-        """Whether nothing is a part of a sum, or of a maximum."""
+        """True if no result is a part of a sum, or of a maximum."""
         found = [relation(a, b) for a, b in self.results("all steps")]
         return all(kind in ("equal", "slices") for kind in found)
 
@@ -54,7 +54,7 @@ def culprit(
     given: tuple[Any, ...],
     differs: tuple[str, Value],
 ) -> str | None:
-    """`primitive at file:line` of the user; None if no operation by itself is to blame.
+    """`primitive at file:line` of the user's code; None if no operation by itself is to blame.
 
     `given` are the state, the iteration and the sources; `differs` is a fragment, and a value that
     it has made.
@@ -89,7 +89,7 @@ Made = dict[tuple[str, str], list[_Both]]
 
 
 def _unreduced(made: Made, ops: Mapping[str, Op], actor: str, value: Value) -> str | None:
-    """If all operations are as claimed, a claim was wrong: what should have been reduced."""
+    """The operation that was not reduced: where all are as claimed, a claim was wrong."""
     makers = {output: op for op in ops.values() for output in op.outputs if output is not None}
     operation = None
     wanted = [value]
@@ -119,7 +119,7 @@ def _is_as_claimed(
 
 
 def _described(seen: Seen, operation: Seen) -> str:
-    """Inside a library's function there may be no line of the user's: then it is a call's."""
+    """An equation with its line; inside a library's function, with the line of the user's call."""
     around = source_line(operation.eqn)
     lines = [source_line(eqn) for eqn in (seen.eqn, *reversed(seen.calls))]
     line = next((line for line in lines if line not in ("", around)), around)

@@ -1,8 +1,8 @@
 """Evaluates jaxprs in double precision: the same equations, every float as a float64.
 
-What two programs differ by is then either the order of sums, which is 1e-16, or a mistake. Calls,
-loops and branches are followed inside; what is made of bits (bitcasts, `nextafter`, callbacks,
-foreign functions) is computed in its own types.
+Two programs then differ either by the order of sums, which is 1e-16, or by a mistake. Calls, loops
+and branches are followed inside; operations on bits (bitcasts, `nextafter`), callbacks and foreign
+functions are computed in their own types.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ from fragflow._jax import (
 
 
 class Tap(NamedTuple):
-    """What an equation gave; in a loop, at every step in the order of time."""
+    """An equation's results; in a loop, those of every step in the order of time."""
 
     eqn: Eqn
     calls: tuple[Eqn, ...]
@@ -49,26 +49,27 @@ _IN_OWN_TYPES = ("bitcast_convert_type", "nextafter", "ffi_call", "pallas_call")
 _TYPES = ("new_dtype", "dtype", "preferred_element_type")
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _OLDER = {"xla_cpu_use_fusion_emitters": False}
-"""the older way of fusing, for which programs are compiled in half the time; JAX 0.12 has none"""
+"""the older way of fusing, which compiles programs in half the time; JAX 0.12 does not have it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoubleContext:
-    """What equations need to know of those who evaluate them."""
+    """The context in which equations are evaluated."""
 
     axis: str | None = None
     """the axis over which `all_mean` and its like reduce; None: they are the identity"""
     answer: Callable[[Eqn, Sequence[Any], Any], list[Any] | None] = lambda _eqn, _args, _ids: None
-    """plays environments, where it does: (equation, arguments, their indices) -> results"""
+    """plays environments: (equation, arguments, their indices) -> results; None for all other
+    equations"""
     ids: Any = None
     """the indices of the environments that are here"""
     calls: tuple[Eqn, ...] = ()
-    """what the equations are in"""
+    """the calls around the equations, the outermost first"""
 
 
 @contextmanager
 def in_double() -> Iterator[None]:
-    """Within it, this thread's JAX has float64, and computes on the CPU."""
+    """A context in which this thread's JAX has float64, and computes on the CPU."""
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         yield
 
@@ -93,7 +94,7 @@ def compiled_together(
     """`functions` of the same arguments: while one is compiled, the next is traced."""
 
     def finish(lowered: Any) -> Callable[..., Any]:
-        with in_double():  # which is a thread's
+        with in_double():  # it holds for one thread only
             return lowered.compile()
 
     with ThreadPoolExecutor() as pool:
@@ -109,7 +110,7 @@ def wide(x: Any) -> Any:
 
 
 def wide_type(dtype: Any) -> Any:
-    """What stands for a type in double precision."""
+    """The type that stands for `dtype` in double precision."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -190,7 +191,7 @@ def _results(eqn: Eqn, args: Sequence[Any], setting: DoubleContext, taps: Taps |
 
 
 def _reduced(operation: str, args: Sequence[Any], axis: str) -> list[Any]:
-    """Sums keep their type, as they do in a run."""
+    """Reduces over an axis; sums keep their type, as they do in a run."""
     return [
         r.astype(a.dtype)
         for r, a in zip(reduce_over_axis(operation, args, axis), args, strict=True)
@@ -203,7 +204,7 @@ def _widened(eqn: Eqn, setting: DoubleContext) -> Eqn:
         name: wide_type(eqn.params[name]) for name in _TYPES if eqn.params.get(name) is not None
     }
     if "preferred_element_type" in changed:
-        changed["precision"] = None  # of narrow types; there is one for wide ones
+        changed["precision"] = None  # it is for narrow types; wide ones have only one
 
     def program(inner: ClosedJaxpr) -> ClosedJaxpr:
         types = [

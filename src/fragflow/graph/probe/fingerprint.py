@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(fdg: FDG) -> str | None:
-    """The same in every process; None if it calls Python, which may do anything."""
+    """A graph's hash, equal in every process; None if it calls Python, which may do anything."""
     nodes = [*fdg.program.constants, *walk((fdg.program.loop,))]
     if any(isinstance(n, Op) and calls_back(n.eqn) for n in nodes):
         return None
@@ -40,7 +40,7 @@ def fingerprint(fdg: FDG) -> str | None:
 
 
 def of_programs(programs: Iterable[ClosedJaxpr]) -> str | None:
-    """The same of programs alone."""
+    """The hash of programs alone; None if they call Python."""
     digest = hashlib.sha256()
     for closed in programs:
         if any(map(calls_back, closed.jaxpr.eqns)):
@@ -56,7 +56,7 @@ def of_programs(programs: Iterable[ClosedJaxpr]) -> str | None:
 
 
 def _place(node: Node) -> str:
-    """What a fragment does of the program, and when."""
+    """A node of a fragment in words: what it does of the program there."""
     match node:
         case Send() | Receive():
             transfer = node.transfer
@@ -91,7 +91,7 @@ def _words(node: Node) -> Iterator[bytes]:
 
 
 def _equation(eqn: Eqn) -> Iterator[bytes]:
-    """JAX prints an equation with all that is inside, but not what constants are."""
+    """An equation as JAX prints it, with all that is inside, and its constants' numbers."""
     yield _ADDRESS.sub("", str(eqn)).encode()
     for variable in eqn.invars:
         if isinstance(variable, Literal):

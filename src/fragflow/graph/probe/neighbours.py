@@ -1,7 +1,7 @@
 """Tries whether an environment looks at its neighbours: the same rows, together and in parts.
 
-What `Environments` vmaps is one operation per environment, so nothing reads its inside, and the
-probe lets a stand-in play what is large. A batching rule of the user's, a callback that is given
+A step that `Environments` vmaps is done for each environment, so nothing reads its inside, and the
+probe lets a stand-in play large ones. A batching rule of the user's, a callback that is given
 all rows or a foreign function may look at other rows all the same. So the real environment is tried
 by itself, once: a few rows at once, and some of them among other neighbours, in double precision.
 """
@@ -31,7 +31,7 @@ PARTS = ((0, 2, 4), (5, 3, 1))
 STEPS = 4
 """steps from the first state, with actions drawn at random"""
 MOVED = (0.1, 1.0)
-"""by how much the numbers of further states are off, relative to themselves"""
+"""amounts by which the numbers of further states are moved, relative to themselves"""
 
 
 class Batch(NamedTuple):
@@ -42,11 +42,11 @@ class Batch(NamedTuple):
     step: ClosedJaxpr
     """(state, action) -> state, timestep"""
     labels: Mapping[str, tuple[str, ...]]
-    """of what each gives"""
+    """names of the leaves that each returns"""
 
 
 def batches(environment: Environment) -> tuple[Batch, Batch]:
-    """What is tried: all rows together, and a part of them."""
+    """The programs to try: for all rows together, and for a part of them."""
     return _batch(environment, ROWS), _batch(environment, len(PARTS[0]))
 
 
@@ -76,7 +76,7 @@ def _agents(environment: Environment) -> tuple[int, ...]:
 
 
 def try_apart(environment: Environment, tried: tuple[Batch, Batch]) -> None:
-    """ReplicaError if a row's answers depend on who is beside it."""
+    """Raises a ReplicaError if a row's answers depend on the rows beside it."""
     with in_double():
         resets, steps = _compiled([b.reset for b in tried]), _compiled([b.step for b in tried])
         key = np.asarray(jax.random.key_data(jax.random.key(0)))
@@ -101,7 +101,7 @@ def _compiled(programs: Sequence[ClosedJaxpr]) -> list[Callable[..., list[Any]]]
 
     def finish(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         types = [v.aval for v in closed.jaxpr.invars]
-        with in_double():  # which is a thread's
+        with in_double():  # it holds for one thread only
             wider = [jax.eval_shape(wide, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
             function = compiled(lambda *args: evaluate(closed, args, DoubleContext()))
             made = function.lower(*wider).compile()
@@ -118,7 +118,7 @@ def _moved(x: Any, rng: np.random.Generator, scale: float) -> Any:
 
 
 def _actions(environment: Environment, rng: np.random.Generator) -> Any:
-    """One of each environment's space for every row, and agent."""
+    """A random action for every row, and every agent."""
     space: Space = environment.action
     shape = (ROWS, *_agents(environment), *space.shape)
     if isinstance(space, Box):

@@ -1,6 +1,6 @@
 """Plays one iteration of a cut program: all replicas of all fragments, as one traced function.
 
-It is the graph that is played, not the runtime. The replicas of a fragment are an axis with a name
+The graph is played, not the runtime. The replicas of a fragment are an axis with a name
 over which `all_mean` and its like reduce; fragments take their turns as messages allow; values that
 cross are joined and cut as their collectives say.
 """
@@ -29,32 +29,32 @@ class Actor:
     loop: Loop
     replicas: int
     extent: Extent
-    """what a replica holds"""
+    """the extent of a replica"""
     is_sliced: bool = True
-    """its replicas have some of the environments each; else all of them have all"""
+    """its replicas have some of the environments each; else each replica has all"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Who plays what: fragments of one size, equations of another."""
+    """The fragments that are played, and the equations that they play, for all sizes."""
 
     actors: Mapping[str, Actor]
     eqns: Mapping[str, Mapping[Extent, Eqn]]
     """by the operation's path"""
     constants: Mapping[Value, Mapping[Extent, Any]]
     whole: Mapping[Value, Any]
-    """types of values where everything is in one place"""
+    """types of values in the undivided program"""
     avals: Mapping[Extent, Mapping[Value, Any]]
     setting: DoubleContext
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the replicas of a fragment have of a value."""
+    """A value as the replicas of a fragment have it."""
 
     array: Any
     is_apart: bool
-    """one after the other along a first axis; else all have the same"""
+    """replicas come one after the other along a first axis; else all have the same"""
 
     def parts(self, count: int) -> list[Any]:
         return [self.array[r] if self.is_apart else self.array for r in range(count)]
@@ -66,7 +66,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an equation gave, within an operation of a fragment."""
+    """An equation's results, within an operation of a fragment."""
 
     actor: str
     path: str
@@ -81,7 +81,7 @@ Values = dict[str, dict[Value, Held]]
 
 
 def stage_of(program: Program, actors: Sequence[Actor], setting: DoubleContext) -> Stage:
-    """The equations of `program`, at all sizes it was traced for."""
+    """The stage for `program`, with its equations at all sizes it was traced for."""
     nodes = [*program.constants, *walk((program.loop,))]
     return Stage(
         actors={actor.name: actor for actor in actors},
@@ -96,7 +96,7 @@ def stage_of(program: Program, actors: Sequence[Actor], setting: DoubleContext) 
 def first_values(
     stage: Stage, state: Mapping[Value, Any], index: Any, sources: Mapping[Value, Any]
 ) -> Values:
-    """What fragments begin an iteration with, of a state that is whole."""
+    """The values that fragments begin an iteration with, cut from a whole state."""
     values: Values = {}
     for name, actor in stage.actors.items():
         mine = {value: Held(array, False) for value, array in sources.items()}
@@ -124,7 +124,7 @@ def _cut(array: Any, axis: int | None, count: int) -> Held:
 
 
 def play(stage: Stage, values: Values, seen: list[Seen] | None = None) -> None:
-    """Extends `values` by all that one iteration makes; `seen`, if given, by every equation's."""
+    """Extends `values` by all that one iteration makes, and `seen`, if given, by every equation."""
     for name, actor in stage.actors.items():
         values[name] |= {
             output: Held(_constant(arrays[actor.extent]), False)
@@ -148,7 +148,7 @@ class _Play:
     mail: dict[str, Mapping[Value, Held]] = field(default_factory=dict)
 
     def block(self, parts: Mapping[str, Sequence[Node]]) -> None:
-        """Fragments' nodes, each fragment's in order; messages say who waits for whom."""
+        """Plays fragments' nodes, each fragment's in order; a fragment waits for its messages."""
         waiting = {name: list(nodes) for name, nodes in parts.items()}
         while any(waiting.values()):
             before = sum(map(len, waiting.values()))
@@ -158,7 +158,7 @@ class _Play:
             assert sum(map(len, waiting.values())) < before, "fragments wait for one another"
 
     def _step(self, name: str, node: Node, waiting: Mapping[str, list[Node]]) -> bool:
-        """Does the next thing of a fragment, if it can be done."""
+        """Plays the next node of a fragment; False if it has to wait."""
         mine = self.values[name]
         match node:
             case Op():
@@ -215,7 +215,7 @@ class _Play:
         return [Held(r, is_apart) for r in results]
 
     def _loop(self, path: str, waiting: Mapping[str, list[Node]], name: str) -> bool:
-        """A loop that several fragments share is one: it begins when all have come to it."""
+        """Plays a loop that several fragments share, once all have come to it; False before."""
         shared = {
             other: node
             for other, nodes in waiting.items()
@@ -288,7 +288,7 @@ class _Play:
 
 
 def _carried(held: Held, count: int) -> Any:
-    """A carry of a loop is apart on every step, or on none."""
+    """A loop's carry, which is apart at every step or at none."""
     return held.apart(count) if count > 1 else held.array
 
 
@@ -301,7 +301,7 @@ def _replicas_first(array: Any, is_apart: bool) -> Held:
 
 
 def _delivered(parcel: Parcel, held: Held, ends: tuple[Actor, Actor], crossed: bool) -> Held:
-    """What the receivers of a message have of one of its values."""
+    """A value of a message as its receivers have it."""
     sources, targets = ends[0].replicas, ends[1].replicas
     if sources == targets and not crossed:
         return held

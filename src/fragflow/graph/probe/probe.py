@@ -1,7 +1,7 @@
-"""The promise, tried: one iteration in one piece and one in parts, from the same state, compared.
+"""Tries the promise: compares one iteration in one piece and one in parts, from the same state.
 
 Both are computed in double precision, so that another order of sums is 1e-16 and anything above
-1e-9 is a mistake. Few environments are enough: whether replicas compute what the whole does hangs
+1e-9 is a mistake. Few environments are enough: whether replicas compute what the whole does depends
 on operations, not on sizes, which the replica check has settled.
 """
 
@@ -36,28 +36,28 @@ from fragflow.graph.tracing.build import build
 from fragflow.graph.tracing.trace import Tracer, env_steps_per_iteration, tracer
 
 Environments = Literal["real", "stand-in", "cheaper"]
-"""who answers where environments are JAX programs; on the host it is always a stand-in"""
+"""player of environments that are JAX programs; on the host it is always a stand-in"""
 
 MAX_REPLICAS = 3
 ROWS = (3, 5, 7)
 """environments of a replica: numbers that other lengths of a program seldom have as a divisor"""
 FEW = 16
-"""environments that are tried as they are: at a run's own sizes nothing that it does is missed"""
+"""up to this many environments are tried as they are: at a run's own sizes nothing is missed"""
 LARGE = 600
-"""equations of an environment that cost more than the rest of a program"""
+"""environments with more equations than this cost more than the rest of a program"""
 FIRST = 3
-"""states that follow one another from the first"""
+"""number of states that follow one another from the first"""
 LATE = 1000
-"""the iteration of states in general position: what waits for a first number of steps is over"""
+"""the iteration of states in general position: by then, warm-up phases are over"""
 DISTURBED = (0.1, 0.1, 0.3, 0.3, 1.0, 1.0)
-"""by how much numbers of further states are off, relative to themselves"""
+"""amounts by which numbers of further states are moved, relative to themselves"""
 SECONDS = 3.0
-"""what states may take after which there are no further ones; there are always four"""
+"""time after which no further states are tried; there are always four"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was tried, and that nothing was found."""
+    """The numbers of a trial that found no difference."""
 
     states: int
     leaves: int
@@ -103,7 +103,7 @@ class Trial:
 
 
 def is_divided(fdg: FDG) -> bool:
-    """Whether there is anything to try: replicas that have a part of something."""
+    """True if there is anything to try: replicas that have a part of something."""
     return any(f.replicas > 1 for f in fdg.fragments.values())
 
 
@@ -120,7 +120,7 @@ def probe(
     `source` is what was cut, `first` the leaves of the first state, if they have been made;
     `open_all` if it was cut for canonical blocks.
     """
-    # What is tried is what runs: it is traced before there are wider types.
+    # The programs that run are tried: they are traced before there are wider types.
     trial = replace(arranged(fdg, source, open_all), environments=environments)
     if first is not None and _has_enough(first, trial):
         trial = replace(trial, first=first)
@@ -131,7 +131,7 @@ def probe(
 
 
 def _has_enough(first: Sequence[Any], trial: Trial) -> bool:
-    """Whether a first state is of as many environments as are tried, or more."""
+    """True if a first state has as many environments as are tried, or more."""
     avals = [v.aval for v in trial.source.at(trial.source.extent).closed.jaxpr.invars]
     return all(
         have >= needed
@@ -141,7 +141,7 @@ def _has_enough(first: Sequence[Any], trial: Trial) -> bool:
 
 
 def arranged(fdg: FDG, source: Tracer, open_all: bool = False) -> Trial:
-    """The graph with few environments; as it is where it has few, or cannot do with them."""
+    """The graph with few environments; as it is if it has few, or cannot do with fewer."""
     for most, rows in _sizes(fdg):
         replicas = _fewer(fdg, most)
         total = max(replicas[f.name] for f in fdg.fragments.values() if f.over != "agents") * rows
@@ -158,7 +158,7 @@ def arranged(fdg: FDG, source: Tracer, open_all: bool = False) -> Trial:
 
 
 def _sizes(fdg: FDG) -> Iterator[tuple[int, int]]:
-    """Numbers of replicas, at most, and of environments each; the sharpest come first."""
+    """Pairs of a limit on replicas and a number of environments each; the sharpest come first."""
     if any(f.num_envs == 1 for f in fdg.fragments.values() if f.name in fdg.unproven):
         yield MAX_REPLICAS, 1  # the check has not looked at these programs
         return
@@ -178,7 +178,7 @@ def _lengths(program: Program) -> set[int]:
 
 
 def _fewer(fdg: FDG, most: int) -> dict[str, int]:
-    """Replicas, as few as leave it the same graph. Agents cannot be made fewer."""
+    """By fragment, as few replicas as leave the graph the same. Agents cannot be made fewer."""
     counts = sorted(
         {f.replicas for f in fdg.fragments.values() if f.over != "agents" and f.replicas > 1}
     )
@@ -211,7 +211,7 @@ def _built(fdg: FDG, source: Tracer, actors: Sequence[Actor], open_all: bool) ->
 
 
 def _structure(program: Program) -> list[tuple[Any, ...]]:
-    """What must be the same at all sizes: what is known of one program then holds for another."""
+    """The structure that must be equal at all sizes: facts about one program then hold for all."""
     return [
         (n.path, n.eqn.primitive.name, n.inputs, n.outputs)
         if isinstance(n, Op)
@@ -221,7 +221,7 @@ def _structure(program: Program) -> list[tuple[Any, ...]]:
 
 
 def is_large(source: Tracer) -> bool:
-    """Whether a stand-in plays the environments although they are JAX programs."""
+    """True if environments in JAX have so many equations that a stand-in plays them."""
     return sum(1 for _ in of_environments(source)) > LARGE
 
 
@@ -300,7 +300,7 @@ class Programs:
         )
 
     def states(self) -> Iterator[tuple[list[Any], Any]]:
-        """States to begin from, and in which iteration: the first, the next two, and others."""
+        """States to begin from, with their iterations: the first, the next two, and moved ones."""
         state = self._first
         for index in range(FIRST):
             yield state, np.int32(index)
@@ -314,7 +314,7 @@ class Programs:
             state = self.whole(state, np.int32(late))[: len(state)]
 
     def _given(self) -> list[Any]:
-        """Of the first state that a run has made, the first environments."""
+        """The first state that a run has made, cut to the first environments."""
         avals = [v.aval for v in self._trace.closed.jaxpr.invars]
         leaves = []
         for x, aval in zip(self._trial.first or (), avals, strict=False):
@@ -327,11 +327,11 @@ class Programs:
         return self._whole(list(state), index, self._sources)
 
     def parts(self, state: Sequence[Any], index: Any) -> Mapping[str, tuple[list[Any], list[Any]]]:
-        """By fragment, what its replicas have of the leaves that it keeps."""
+        """By fragment, its replicas' values of the leaves that it keeps: state, then metrics."""
         return self._parts(list(state), index, self._sources)
 
     def given(self, state: Sequence[Any], index: Any) -> tuple[Any, ...]:
-        """What both begin with, by name."""
+        """The values that both begin with, by name."""
         return self._named(state), index, self._sources
 
     def _named(self, state: Sequence[Any]) -> dict[str, Any]:
@@ -343,9 +343,9 @@ class Programs:
     ) -> list[Any]:
         """A state in general position: a zero would hide all that it is multiplied with.
 
-        Environments keep theirs the first time, since it may have laws of its own. Then they are
-        given to other replicas, and moved too, unless they have loops that might not end for it.
-        What is not negative stays so.
+        Environments keep their state the first time, since it may have laws of its own. Later they
+        are given to other replicas, and their states moved too, unless they have loops that might
+        then not end. Arrays without negative numbers stay so.
         """
         tree = jax.tree.unflatten(self._trace.state_structure, list(range(len(state))))
         nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, EnvState))
@@ -360,7 +360,7 @@ class Programs:
         return leaves
 
     def _axes(self) -> list[int | None]:
-        """Of each leaf of the state, the axis along which it has an entry for each environment."""
+        """By leaf of the state, the axis with an entry for each environment, or None."""
         program, sliced = self._trial.program, [a for a in self._trial.actors if a.is_sliced]
         part = min((a.extent for a in sliced), key=lambda e: e.envs, default=program.extent)
         axes = []
@@ -373,7 +373,7 @@ class Programs:
 
 
 def jittered(x: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarray:
-    """Numbers that are off by as much; what is not negative stays so."""
+    """`x`, each number moved by about `scale` of itself; without negative ones it stays so."""
     added = 0.1 * scale * rng.standard_normal(x.shape)
     if x.size and np.min(x) >= 0:
         added = np.abs(added)
@@ -383,7 +383,7 @@ def jittered(x: np.ndarray, rng: np.random.Generator, scale: float) -> np.ndarra
 
 
 def results(stage: Stage, values: Any) -> dict[str, tuple[list[Any], list[Any]]]:
-    """By fragment, the state and the metrics it has after an iteration: held, apart or not."""
+    """By fragment, the state and the metrics it has after an iteration, replicas first."""
     return {
         name: (
             [_out(values[name][c.next], actor) for c in actor.loop.carries],
@@ -398,17 +398,17 @@ def _out(held: Held, actor: Actor) -> Any:
 
 
 class Leaf(NamedTuple):
-    """Something that is compared."""
+    """A leaf that is compared."""
 
     label: str
     made_as: tuple[str, str]
-    """by which fragment, as which value"""
+    """the fragment that made it, and its name there"""
 
 
 def pairs(
     trial: Trial, whole: Sequence[Any], parts: Mapping[str, tuple[Sequence[Any], Sequence[Any]]]
 ) -> Iterator[tuple[Leaf, np.ndarray, np.ndarray]]:
-    """What is compared: each leaf, its whole, and all that a fragment's replicas have of it."""
+    """The leaves to compare: each with its whole, and all that a fragment's replicas have of it."""
     loop = trial.program.loop
     labels = trial.program.labels
     state = {c.inside: k for k, c in enumerate(loop.carries)}
@@ -419,21 +419,17 @@ def pairs(
             leaf = Leaf(f"the state's {labels[c.inside]}", (actor.name, c.next))
             yield leaf, plain(whole[state[c.inside]]), plain(held)
         for s, held in zip(actor.loop.stacks, stacks, strict=True):
-            label = f"the metric {labels[s.outside].removeprefix('0.')}"
-            yield (
-                Leaf(label, (actor.name, s.element)),
-                plain(whole[metrics[s.outside]]),
-                plain(held),
-            )
+            leaf = Leaf(f"the metric {labels[s.outside]}", (actor.name, s.element))
+            yield leaf, plain(whole[metrics[s.outside]]), plain(held)
 
 
 def plain(x: Any) -> np.ndarray:
-    """Numbers, of keys too."""
+    """`x` as plain numbers, also if it holds keys."""
     return np.asarray(raw_key(x) if is_key(x) else x)
 
 
 def compared(whole: np.ndarray, parts: np.ndarray) -> float:
-    """How far the parts are from the whole, of which each has a slice, or all."""
+    """The distance of the parts from the whole, of which each has a slice, or all."""
     sized = [i for i, (a, b) in enumerate(zip(whole.shape, parts.shape[1:], strict=True)) if a != b]
     if not sized:
         return max(distance(whole, part) for part in parts)
@@ -467,7 +463,7 @@ def _difference(
 
 
 def _worst_entry(whole: np.ndarray, parts: np.ndarray) -> tuple[str, str]:
-    """Where they differ most, both values."""
+    """Both values at the entry where they differ most."""
     sized = [i for i, (a, b) in enumerate(zip(whole.shape, parts.shape[1:], strict=True)) if a != b]
     together = [joined(parts, sized[0])] if len(sized) == 1 else list(parts)
     for other in together:

@@ -1,4 +1,4 @@
-"""What the values of replicas are of the undivided program's, by their numbers."""
+"""Relations of replicas' values to those of the undivided program, found by their numbers."""
 
 import math
 
@@ -9,13 +9,15 @@ from fragflow.graph.replicas.kinds import Kind, Tag
 TOLERANCE = 1e-9
 """relative; in double precision another order of sums is far below, a mistake far above"""
 SMALLEST = 1e-3
-"""what cancels out leaves the rounding of what it was made from (the mean of standardised numbers
-is 1e-16, not 0): a value's size is taken to be at least this"""
+"""the least size that a value is taken to have: numbers that cancel out leave a rounding error (the
+mean of standardised numbers is 1e-16, not 0)"""
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, relative to the array's largest number; what is no float is equal or
-    infinitely far, and so are numbers that are not finite in both."""
+    """The largest difference, relative to the array's largest number.
+
+    Values that are not floats are equal or infinitely far apart, and so are non-finite numbers.
+    """
     if a.size == 0:
         return 0.0
     if a.dtype.kind not in "fc":
@@ -36,7 +38,7 @@ def is_near(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def joined(parts: np.ndarray, axis: int, outer: int = 1) -> np.ndarray:
-    """`[replicas, ...]` side by side along an axis, within which `outer` others come first."""
+    """Joins `[replicas, ...]` along `axis`, in which another axis of length `outer` is in front."""
     shape, length = parts.shape[1:], parts.shape[1 + axis]
     folded = parts.reshape(len(parts), *shape[:axis], outer, length // outer, *shape[axis + 1 :])
     moved = np.moveaxis(folded, 0, axis + 1)
@@ -44,7 +46,7 @@ def joined(parts: np.ndarray, axis: int, outer: int = 1) -> np.ndarray:
 
 
 def relation(whole: np.ndarray, parts: np.ndarray) -> str | None:
-    """What `parts`, one of each replica, are of `whole`; None if nothing that is known."""
+    """The relation of `parts`, one of each replica, to `whole`; None if it is none of the known."""
     sized = [i for i, (a, b) in enumerate(zip(whole.shape, parts.shape[1:], strict=True)) if a != b]
     if len(sized) > 1:
         return None
@@ -83,7 +85,7 @@ def _is_number(x: np.ndarray) -> bool:
 
 
 def holds(kind: Kind | None, whole: np.ndarray, parts: np.ndarray) -> bool:
-    """Whether the values of replicas are what was claimed of them, or anything if nothing was."""
+    """True if replicas' values are as claimed, or in any known relation if nothing was claimed."""
     found = relation(whole, parts)
     if kind is None or kind.tag is Tag.MIXED:
         return found is not None

@@ -1,4 +1,4 @@
-"""Plays environments by numbers that follow from each row alone: any that do will do.
+"""Plays environments with numbers that follow from each row alone; any such numbers will do.
 
 An environment answers row by row, so what replicas make of its answers can be tried with other
 answers, which cost nothing. They are within the declared spaces, differ from environment to
@@ -30,13 +30,13 @@ from fragflow.api.host import Host
 from fragflow.api.spaces import Box, Discrete, Space
 
 ENDS = 0.1
-"""how often an episode terminates, and how often it is cut"""
+"""the probability that an episode terminates, and that it is cut"""
 
 Answer = Callable[[Eqn, Sequence[Any], Any], list[Any] | None]
 
 
 def stand_in(environment: Any, plays_jax: bool) -> Answer:
-    """Answers calls of the host and, if asked to, steps of environments in JAX."""
+    """Makes a function that answers calls of the host and, if asked to, of environments in JAX."""
     spaces = environment.environment if isinstance(environment, Host) else environment
 
     def answer(eqn: Eqn, args: Sequence[Any], ids: Any) -> list[Any] | None:
@@ -60,7 +60,7 @@ def stand_in(environment: Any, plays_jax: bool) -> Answer:
 def host_answer(
     method: str, args: Sequence[Any], ids: Any, types: Sequence[Any], space: Space
 ) -> list[Any]:
-    """A host keeps its environments' state: their indices and the step's number stand for it."""
+    """Answers for a host: indices and the step's number stand for the state that it keeps."""
     draws = _Draws([ids, *args])
     if method == "reset":
         return [draws.of_space(space, types[0])]
@@ -69,7 +69,10 @@ def host_answer(
 
 
 def _of_jax(eqn: Eqn, args: Sequence[Any], space: Space) -> list[Any]:
-    """A row has keys, which differ from step to step. Results that nobody reads are not there."""
+    """Answers for environments in JAX: their rows have keys, which differ from step to step.
+
+    Results that nobody reads have been removed.
+    """
     draws = _Draws(args)
     is_step = component_of(eqn) == "environment.step"
     results = []
@@ -102,7 +105,7 @@ def _timestep(draws: "_Draws", types: Sequence[Any], space: Space) -> list[Any]:
 
 
 class _Draws:
-    """Numbers of each row, one array after the other."""
+    """Draws numbers that follow from each row, one array after the other."""
 
     def __init__(self, rows: Sequence[Any]):
         count = rows[0].shape[0]
@@ -127,12 +130,12 @@ class _Draws:
         return drawn.reshape(drawn.shape[0], *shape[1:])
 
     def uniform(self, shape: Sequence[int]) -> Any:
-        """From 0 to 1; what actions say is a tenth of it."""
+        """Numbers from 0 to 1, of which actions decide a tenth."""
         said = 0.05 * (1 + jnp.tanh(self._shift)).reshape(-1, *[1] * (len(shape) - 1))
         return 0.9 * self.bits(shape).astype(jnp.float64) / 2**32 + said
 
     def numbers(self, aval: Any) -> Any:
-        """Of any type, small."""
+        """Small numbers of any type."""
         if is_key(aval):
             return wrapped_key(self.bits(plain_aval(aval).shape), aval)
         if aval.dtype == bool:
@@ -141,7 +144,7 @@ class _Draws:
         return drawn if _is_float(aval) else jnp.floor(drawn + 1).astype(aval.dtype)
 
     def ends(self, aval: Any) -> tuple[Any, Any]:
-        """Whether episodes terminate, and whether they are cut: for all agents together."""
+        """Flags of episodes that terminate, and of those that are cut: for all agents together."""
         drawn = _mixed(self._seed + np.uint32(0x27D4EB2F)).astype(jnp.float64) / 2**32
         drawn = drawn.reshape(-1, *[1] * (len(aval.shape) - 1))
         shape = (drawn.shape[0], *aval.shape[1:])
@@ -149,7 +152,7 @@ class _Draws:
         return jnp.broadcast_to(terminated, shape), jnp.broadcast_to(ended & ~terminated, shape)
 
     def of_space(self, space: Space, aval: Any) -> Any:
-        """Values that the space has; the first axes are those of rows and agents."""
+        """Values within the space; the first axes are those of rows and agents."""
         drawn = self.uniform(aval.shape)
         if isinstance(space, Discrete):
             return jnp.floor(drawn * space.n).astype(aval.dtype)

@@ -1,7 +1,7 @@
-"""What replicas hold of every value, along each axis that fragments are replicated over.
+"""Finds what replicas hold of every value, along each axis that fragments are replicated over.
 
-Asked twice: before the cut, where all of the program is taken to be replicated, to see what may
-cross between fragments; and after it, of each fragment as it has become.
+This is done twice: before the cut, where the whole program is taken to be replicated, to see what
+may cross between fragments; and after it, for each fragment as it has become.
 """
 
 import math
@@ -22,25 +22,25 @@ Known = Mapping[str, Mapping[Value, Kind]]
 
 
 def extent_of(placed: Placed) -> Extent:
-    """What a replica holds."""
+    """The extent of a replica."""
     parts = placed.replicas if placed.over == "agents" else 1
     return Extent(placed.num_envs, parts=parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """The pairs of programs that are compared: the whole's, and one that runs beside it."""
+    """The pairs of programs that are compared: the whole's, and one for a part of it."""
 
     of_fragments: Mapping[Over, tuple[Axis, ...]]
     """one for each extent that replicas have, the smallest first"""
     further: tuple[Axis, ...] = ()
-    """of parts in which a fragment computes by itself: for its rows only"""
+    """for blocks in which a fragment computes its part: compared for their rows only"""
 
     def all(self) -> list[Axis]:
         return [*(a for axes in self.of_fragments.values() for a in axes), *self.further]
 
     def by_fragment(self, over: Over, placed: Sequence[Placed]) -> dict[str, Axis]:
-        """Each fragment's; where it holds all there is nothing to compare, and any will do."""
+        """By fragment, its axis; one that holds all compares nothing, so that any axis will do."""
         axes = self.of_fragments[over]
         by_extent = {axis.replica: axis for axis in axes}
         return {p.name: by_extent.get(extent_of(p), axes[0]) for p in placed}
@@ -61,7 +61,7 @@ def axes_of(source: Tracer, placed: Sequence[Placed], blocks: Sequence[int]) -> 
         for part in (size, block)
         if (common := math.lcm(size, block)) != part
     )
-    # With nothing to compare, the axis is followed nevertheless: rows are to be known.
+    # With nothing to compare, the axis is followed all the same: rows must be known.
     environments = tuple(environments_axis(whole, part) for part in parts)
     if not environments and not further:
         environments = (environments_axis(2 * whole, whole),)
@@ -77,7 +77,7 @@ def axes_of(source: Tracer, placed: Sequence[Placed], blocks: Sequence[int]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAnalysis:
-    """Without axes nothing is replicated: every value is uniform."""
+    """The replica check of a program; without axes nothing is replicated, and all is uniform."""
 
     program: Program
     placed: Sequence[Placed]
@@ -87,14 +87,14 @@ class ReplicaAnalysis:
     state: Mapping[Axis, Mapping[Value, Kind]]
 
     def by_environment(self) -> Mapping[Value, Kind]:
-        """If all were replicated over environments, in each of the ways that there are."""
+        """Kinds of values if all were replicated over environments, in all ways that occur."""
         if not self.axes.of_fragments:
             return dict.fromkeys(self.program.avals[self.program.extent], UNIFORM)
         pairs = dict.fromkeys((*self.axes.of_fragments["environments"], *self.axes.further))
         return _agreed([self._everywhere(axis, whole=()) for axis in pairs])
 
     def views(self, by_environment: Mapping[Value, Kind]) -> Mapping[Over, Mapping[Value, Kind]]:
-        """Along every axis; what is replicated over another one is whole in it."""
+        """Kinds of values along every axis; what is replicated over another one is whole in it."""
         if len(self.axes.of_fragments) < 2:
             return {"environments": by_environment}
         return {
@@ -108,7 +108,7 @@ class ReplicaAnalysis:
         }
 
     def in_fragments(self, over: Over, parts: Mapping[str, Loop]) -> Known:
-        """Of the fragments as they have become, along what `over` says."""
+        """Kinds of values in the fragments as they have been cut, along the axis `over`."""
         axes = self.axes.by_fragment(over, self.placed)
         count = replicas_over(over, self.placed)
         return Inference(self.program, axes, self.state, count).run(parts)
@@ -124,7 +124,7 @@ class ReplicaAnalysis:
 
 
 def _agreed(found: Sequence[Mapping[Value, Kind]]) -> Mapping[Value, Kind]:
-    """What holds of values in all ways in which they may be divided."""
+    """The kinds that hold in all ways in which values may be divided."""
     first, *others = found
 
     def agreed(value: Value, kind: Kind) -> Kind:
@@ -147,7 +147,7 @@ def analyse_replicas(
     holders: Mapping[str, str],
     axes: Axes,
 ) -> ReplicaAnalysis:
-    """Begins with what the first state tells."""
+    """Prepares the analysis: it begins with the kinds of the first state's leaves."""
     state: dict[Axis, Mapping[Value, Kind]] = {}
     for axis in axes.all():
         large, small = axis.extents

@@ -1,6 +1,6 @@
-"""JAX's batching rules as judges of primitives that have no replica rule.
+"""Uses JAX's batching rules to judge primitives that have no replica rule.
 
-An equation that is what `jax.vmap` makes of one row's equation works row by row, by that rule.
+An equation that `jax.vmap` makes of one row's equation works row by row, by the batching rule.
 """
 
 from dataclasses import replace
@@ -34,14 +34,14 @@ def batched(pair: EqnPair, kinds: Kinds) -> list[Kind] | None:
 
 
 def _is_batched(eqn: Eqn, axes: tuple[int | None, ...], out_axes: tuple[int, ...]) -> bool:
-    """Whether `eqn` is what vmap makes of its primitive, with its own parameters, along `axes`."""
+    """True if vmap of its primitive along `axes` gives `eqn` itself, with the same parameters."""
 
     def one(*args: Any) -> tuple[Any, ...]:
         return tuple(bind(eqn, args))
 
     inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     try:
-        # A batching rule does not look at a row: first there must be an equation of one.
+        # A batching rule does not look at a row: first there must be an equation of one row.
         row = jax.make_jaxpr(one)(*map(_without, inputs, axes)).jaxpr
         made = jax.make_jaxpr(jax.vmap(one, in_axes=axes, out_axes=out_axes))(*inputs).jaxpr
     except Exception:  # parameters that are those of one size only, or no rule at all
@@ -67,6 +67,6 @@ def _without(aval: Any, axis: int | None) -> jax.ShapeDtypeStruct:
 
 
 def _is_that(jaxpr: Any) -> bool:
-    """Whether a program is its one equation: the same inputs and results, in the same order."""
+    """True if a program is its one equation: the same inputs and results, in the same order."""
     eqn = jaxpr.eqns[0]
     return list(eqn.invars) == list(jaxpr.invars) and list(eqn.outvars) == list(jaxpr.outvars)

@@ -1,4 +1,4 @@
-"""Constants have two values, the whole's and a replica's; so have scalars that follow from them."""
+"""Kinds of constants, by their values in the whole and in a replica, and of scalars from them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ def _key_kind(a: Any, b: Any) -> Kind:
 
 
 def _sized(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int]) -> Kind:
-    """Of arrays whose lengths differ: the same row again and again, or the rows' own numbers."""
+    """The kind of arrays whose lengths differ: one row repeated, or the rows' own numbers."""
     axes = [i for i, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if m != n]
     if len(axes) != 1:
         return mixed(_POSITION, CONSTANT)
@@ -78,10 +78,10 @@ def _is_arange(x: np.ndarray) -> bool:
 
 
 def _degree(x: np.ndarray, y: np.ndarray, sizes: tuple[int, int]) -> int | None:
-    """d, if x = R^d y with R = sizes[0] / sizes[1]: by definition a value of that degree.
+    """The degree d for which x = R^d y, with R = sizes[0] / sizes[1]; None if there is none.
 
-    Of degree 0 is what has the same bits: a last digit of bfloat16 is a percent, and -0.0 and 0.0
-    are two numbers to some functions.
+    Degree 0 requires the same bits: a last digit of bfloat16 is a percent, and -0.0 and 0.0 are two
+    numbers to some functions.
     """
     if same_bits(x, y):
         return 0
@@ -106,7 +106,7 @@ def same_bits(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def _round_from_one(x: np.ndarray, y: np.ndarray, scale: float) -> bool:
-    """Whether there are exact numbers c such that x is c, and y is c / scale, rounded."""
+    """True if there are exact numbers c such that x is c, and y is c / scale, rounded."""
     (low_x, high_x), (low_y, high_y) = _rounded_to(x), _rounded_to(y)
     if low_x is None or low_y is None or not np.array_equal(np.signbit(x), np.signbit(y)):
         return False
@@ -114,7 +114,7 @@ def _round_from_one(x: np.ndarray, y: np.ndarray, scale: float) -> bool:
 
 
 def _rounded_to(x: np.ndarray) -> tuple[Any, Any]:
-    """Between which sizes lies what is rounded to x; None of what is not finite, or too small."""
+    """Bounds of the magnitudes that are rounded to x; None if x is not finite, or too small."""
     info = jnp.finfo(x.dtype)
     exact = np.abs(x.astype(np.float64))
     if not np.isfinite(exact).all() or np.any((exact < float(info.tiny)) & (exact != 0)):
@@ -126,7 +126,7 @@ def _rounded_to(x: np.ndarray) -> tuple[Any, Any]:
 
 
 def _quotient(x: Any, y: Any) -> Any:
-    """As XLA divides: integers towards zero."""
+    """Divides as XLA does, integers towards zero; None for an integer divided by zero."""
     if np.issubdtype(np.asarray(x).dtype, np.integer):
         if y == 0:
             return None
@@ -170,15 +170,20 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "squeeze": lambda x, **_: x,
     "copy": lambda x, **_: x,
 }
-"""how scalars are computed, by primitive: with NumPy, since compiling each takes longer"""
+"""functions of scalars, by primitive: NumPy's, since compiling each takes longer"""
 
 
-def folded(pair: EqnPair, kinds: Sequence[Kind], sizes: tuple[int, int]) -> list[Kind] | None:
-    """The kind of a scalar that follows from constants: it is computed, for both traces.
+def folded(
+    pair: EqnPair, kinds: Sequence[Kind], sizes: tuple[int, int], is_stand_in: bool = False
+) -> list[Kind] | None:
+    """The kind of a scalar that follows from constants; its value is computed, for both traces.
 
-    JAX writes select(0 < 0, 0 + n, 0) for the index 0, which is no count.
+    JAX writes select(0 < 0, 0 + n, 0) for the index 0, which does not count environments.
     """
     compute = _FOLDED.get(pair.name)
+    if is_stand_in and any(k.values is not None and k.values[0] != k.values[1] for k in kinds):
+        # These are other numbers in the programs that run: more than one is both 16 and 2, not 1.
+        return _chosen(pair, kinds)
     if compute is None or not kinds or any(k.values is None for k in kinds):
         return None
     if _is_kept_wide(pair.a, kinds):
@@ -205,9 +210,17 @@ def folded(pair: EqnPair, kinds: Sequence[Kind], sizes: tuple[int, int]) -> list
             return None
         results.append(kept)
     found = constant_kind(results[0], results[1], sizes)
-    # Divided by another number than a power of two, a multiple is rounded otherwise: not one number
-    # and its multiple, but degrees still add up.
+    # Divided by a number other than a power of two, a multiple is rounded differently: the values
+    # are no longer a number and its multiple, but degrees still add up.
     return None if found.tag is Tag.MIXED and not _is_power_of_two(sizes) else [found]
+
+
+def _chosen(pair: EqnPair, kinds: Sequence[Kind]) -> list[Kind] | None:
+    """The kind of the case that a constant selects, whatever the other cases are."""
+    known = kinds[0].values
+    if pair.name != "select_n" or known is None or known[0] != known[1]:
+        return None
+    return [kinds[1 + int(known[0])]]
 
 
 def _is_power_of_two(sizes: tuple[int, int]) -> bool:
@@ -216,7 +229,7 @@ def _is_power_of_two(sizes: tuple[int, int]) -> bool:
 
 
 def _is_kept_wide(eqn: Eqn, kinds: Sequence[Kind]) -> bool:
-    """Whether XLA may keep more digits than NumPy, of a result whose sides are not the same."""
+    """True if XLA may keep more digits than NumPy, of a result that differs between the traces."""
     dtype = eqn.outvars[0].aval.dtype
     is_narrow = jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits < 32
     return is_narrow and any(k.values is not None and k.values[0] != k.values[1] for k in kinds)
@@ -224,11 +237,11 @@ def _is_kept_wide(eqn: Eqn, kinds: Sequence[Kind]) -> bool:
 
 _JUMPS = frozenset(("floor", "ceil", "sign", "lt", "le", "gt", "ge", "eq", "ne"))
 _NEAR = 4e-6
-"""how far NumPy's functions are from XLA's, and more"""
+"""relative distance of NumPy's functions from XLA's, with a margin"""
 
 
 def _is_firm(eqn: Eqn, compute: Callable[..., Any], args: Sequence[np.ndarray]) -> bool:
-    """Whether the result is the same for numbers nearby: XLA may have those, NumPy's are others."""
+    """True if the result is the same for numbers nearby, which XLA may have instead of NumPy's."""
     dtype = np.dtype(eqn.outvars[0].aval.dtype)
     is_cast = eqn.primitive.name == "convert_element_type" and dtype.kind in "biu"
     if not (eqn.primitive.name in _JUMPS or is_cast) or all(a.dtype.kind in "biu" for a in args):
@@ -241,7 +254,7 @@ def _is_firm(eqn: Eqn, compute: Callable[..., Any], args: Sequence[np.ndarray]) 
 
 
 def _as_type(value: np.ndarray, dtype: Any) -> np.ndarray | None:
-    """`value` in another type; None where NumPy and XLA may differ, beyond what integers hold."""
+    """`value` in another type; None beyond an integer's range, where NumPy and XLA may differ."""
     if value.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
         limits = np.iinfo(dtype)
         if not limits.min <= float(value) <= limits.max:

@@ -14,7 +14,7 @@ class EqnPair:
     b: Eqn
     sizes: tuple[int, int]
     teams: tuple[int, ...] = ()
-    """of agents: how many are in each team in the second trace"""
+    """of agents: their number in each team, in the second trace"""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class EqnPair:
         return sized_dims(self.a.outvars[position].aval, self.b.outvars[position].aval)
 
     def keeps_length(self, axis: int) -> bool:
-        """Whether the first input and the first result are equally long there, in both traces."""
+        """True if the first input and the first result are equally long there, in both traces."""
         return all(
             len(e.outvars[0].aval.shape) > axis
             and e.invars[0].aval.shape[axis] == e.outvars[0].aval.shape[axis]

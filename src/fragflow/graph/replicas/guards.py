@@ -1,4 +1,4 @@
-"""What holds of every rule, whatever it says: operands may be there, the result fits the shapes.
+"""Guards around every rule: operands must be allowed to enter, the result must fit the shapes.
 
 Rules are written one primitive at a time, and each may be wrong. These checks are written once, and
 their default is to refuse.
@@ -17,10 +17,21 @@ from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, calls_back, closed_jaxpr
 from fragflow.api.rows import digest
 from fragflow.graph.replicas.constants import same_bits
 from fragflow.graph.replicas.eqn_pair import EqnPair, sized_dims
-from fragflow.graph.replicas.kinds import COUNT, EXACT, LOCAL, SIZED, STRUCTURE, Kind, Tag, mixed
+from fragflow.graph.replicas.kinds import (
+    COUNT,
+    EXACT,
+    LOCAL,
+    SIZED,
+    STRUCTURE,
+    Kind,
+    Tag,
+    coarse,
+    is_coarse,
+    mixed,
+)
 from fragflow.graph.replicas.rules.table import TABLE, Entry
 
-# Parameters that hold lengths, and so may differ: those of results, whose shapes are looked at
+# Parameters that hold lengths, and so may differ: those of results, whose shapes are checked
 # afterwards, and those along axes of the first operand.
 _OF_RESULTS = {
     "broadcast_in_dim": "shape",
@@ -46,18 +57,18 @@ compiler_options_kvs keep_unused donated_invars
 """
 _NOT_COMPARED = frozenset(_IGNORED.split())
 _NO_FUNCTIONS = ("rng_uniform", "empty")
-"""primitives whose results are a device's: drawn from a state of its own, or whatever memory holds,
-though JAX does not call that an effect"""
+"""primitives whose results depend on the device: drawn from its own state, or whatever memory
+holds, though JAX does not call that an effect"""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def is_function(eqn: Eqn) -> bool:
-    """Whether results of `eqn` depend on its operands alone: nothing is called, stored or drawn."""
+    """True if results of `eqn` depend on its operands alone: nothing is called, stored or drawn."""
     return not (eqn.effects or calls_back(eqn) or eqn.primitive.name in _NO_FUNCTIONS)
 
 
 def same_parameters(pair: EqnPair) -> bool:
-    """Whether an equation says the same in both traces, but for lengths that may differ."""
+    """True if parameters are the same in both traces, apart from lengths that may differ."""
     a, b = pair.a.params, pair.b.params
     if a.keys() != b.keys():
         return False
@@ -78,7 +89,7 @@ def same_parameters(pair: EqnPair) -> bool:
 
 
 _NUMBERS = (np.ndarray, np.generic, jax.Array, float, complex)
-"""what is compared bit by bit: -0.0 equals 0.0, and is another number to some functions"""
+"""types compared bit by bit: -0.0 equals 0.0, but is another number to some functions"""
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -100,12 +111,15 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def precondition(pair: EqnPair, kinds: Sequence[Kind], entry: Entry) -> Kind | None:
-    """Why these operands may not be here, if they may not."""
+    """The mixed kind of the results if these operands may not enter, with the reason; else None."""
     if not same_parameters(pair):
         return mixed(STRUCTURE, pair.line)
     for kind, variable in zip(kinds, pair.a.invars, strict=True):
         dtype = variable.aval.dtype
         if kind.tag is Tag.PARTIAL:
+            met = next((t for t in (dtype, pair.a.outvars[0].aval.dtype) if is_coarse(t)), None)
+            if kind.reduction == "sum" and met is not None:
+                return mixed(coarse(met), pair.line)
             proof = entry.linear if kind.reduction == "sum" else entry.monotone
             if not proof or not _is_exact(pair, kind, dtype):
                 return mixed(LOCAL, kind.line)
@@ -122,13 +136,13 @@ def precondition(pair: EqnPair, kinds: Sequence[Kind], entry: Entry) -> Kind | N
 
 
 _CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
-"""what may give its results in another type than its operands have"""
+"""primitives whose results may have another type than their operands"""
 
 
 def _is_exact(pair: EqnPair, kind: Kind, old: Any) -> bool:
-    """Whether this does to a value, of type `old`, what it would do to exact numbers."""
+    """True if this does to a value of type `old` what it would do to exact numbers."""
     wraps = wraps_around(old)
-    if kind.tag is Tag.PARTIAL and _is_coarse(old):
+    if kind.tag is Tag.PARTIAL and is_coarse(old) and jnp.finfo(old).bits < 16:
         return False
     if pair.name in ("neg", "add", "add_any", "sub"):
         return not (wraps and kind.tag is Tag.PARTIAL and kind.reduction != "sum")
@@ -152,20 +166,15 @@ def _is_exact(pair: EqnPair, kind: Kind, old: Any) -> bool:
     if "b" in (old.kind, new.kind) or wraps:
         return False
     if was_float and is_float:
-        enough = digits_of(new) >= min(digits_of(old), kind.digits) and not _is_coarse(new)
+        enough = digits_of(new) >= min(digits_of(old), kind.digits) and not is_coarse(new)
         return kind.tag is not Tag.PARTIAL or enough
     if is_float:
         return digits_of(new) >= digits_of(np.dtype(np.float32))
     return not was_float and bool(np.can_cast(old, new, "safe"))
 
 
-def _is_coarse(dtype: Any) -> bool:
-    """Whether it is a float of a byte or less: sums leave its range, and rounding is a tenth."""
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 16
-
-
 def wraps_around(dtype: Any) -> bool:
-    """Whether it has no negative numbers, or few bits: parts then wrap around where all do not.
+    """True for integers without a sign, or of few bits: parts wrap around where all do not.
 
     NumPy does not know the kind of types below a byte.
     """
@@ -175,28 +184,31 @@ def wraps_around(dtype: Any) -> bool:
 
 
 def digits_of(dtype: Any) -> int:
-    """Binary digits of a float type; of others more than any has."""
+    """Binary digits of a float type; for other types, more than any float has."""
     return int(jnp.finfo(dtype).nmant) if jnp.issubdtype(dtype, jnp.inexact) else EXACT
 
 
 def with_digits(pair: EqnPair, kinds: Sequence[Kind], results: Sequence[Kind]) -> list[Kind]:
-    """Results that remember the narrowest float type that their rows were in."""
+    """Results that remember the float type that their rows were in, however they were cast since.
+
+    Of several operands with rows, the widest: what is added to narrow rows need not be narrow.
+    """
     met = [
         min(k.digits, digits_of(v.aval.dtype))
         for k, v in zip(kinds, pair.a.invars, strict=True)
         if k.tag in (Tag.VARYING, Tag.PARTIAL) and jnp.issubdtype(v.aval.dtype, jnp.inexact)
     ]
-    digits = min(met, default=EXACT)
+    digits = max(met, default=EXACT)
     return [
         replace(k, digits=digits) if k.tag in (Tag.VARYING, Tag.PARTIAL) else k for k in results
     ]
 
 
 def well_formed(kind: Kind, a: Any, b: Any, sizes: tuple[int, int]) -> bool:
-    """Whether the shapes in both traces are those that `kind` speaks of.
+    """True if the shapes in both traces are those that `kind` speaks of.
 
     The one axis whose length differs is the environment axis, with `outer * n * inner` entries in
-    both; and what has no environment axis has the same shape in both.
+    both; a value without an environment axis has the same shape in both.
     """
     sized = sized_dims(a, b)
     if kind.tag is Tag.MIXED:
@@ -214,7 +226,7 @@ def well_formed(kind: Kind, a: Any, b: Any, sizes: tuple[int, int]) -> bool:
 
 
 def postcondition(pair: EqnPair, kinds: Sequence[Kind]) -> list[Kind]:
-    """Kinds as a rule gave them, where they fit the shapes; nothing is known of the others."""
+    """Kinds as a rule gave them, where they fit the shapes; the others become mixed."""
     return [
         k if well_formed(k, x.aval, y.aval, pair.sizes) else mixed(SIZED, pair.line)
         for k, x, y in zip(kinds, pair.a.outvars, pair.b.outvars, strict=True)

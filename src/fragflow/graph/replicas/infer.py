@@ -1,4 +1,4 @@
-"""What each fragment's replicas hold of every value: a fixpoint over fragments and messages."""
+"""Infers what replicas hold of every value: a fixpoint over fragments and messages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Inference:
         replicas: Mapping[str, int],
         holds_all: Callable[[Op], bool] = lambda _: False,
     ):
-        """`axes` are those of fragments, all over the same; some operations may hold all of it."""
+        """`axes` are by fragment, all over the same; `holds_all` finds operations that hold all."""
         self.kinds: dict[str, dict[Value, Kind]] = {}
         self._axes = axes
         self._avals = program.avals
@@ -142,7 +142,7 @@ class Inference:
         cached = self._cache.get((name, op.path))
         if cached is not None and cached[0] == inputs:
             return
-        # An environment on the host is opened, down to what is asked of it.
+        # An environment on the host is opened, down to the calls of it.
         is_world = any(c.startswith("environment.") for c in op.components)
         of_all = axis.over == "agents" and is_world
         results = context.of_all_agents(a, b) if of_all else context.apply(a, b, inputs)

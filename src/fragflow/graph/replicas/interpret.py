@@ -55,7 +55,7 @@ from fragflow.graph.replicas.kinds import (
 from fragflow.graph.replicas.rules.table import TABLE
 
 _known: WeakKeyDictionary[Any, dict[Any, tuple[Kind, ...]]] = WeakKeyDictionary()
-"""by a jaxpr, what was found of it: functions are called, and programs cut, more than once"""
+"""by jaxpr, the kinds found of it: functions are called, and programs cut, more than once"""
 
 
 def analyse(
@@ -94,7 +94,7 @@ def _analyse(
 
 
 def are_twins(a: Any, b: Any, twins: dict[Any, Any]) -> bool:
-    """Whether both traces mean the same value: literals, or what the same equation made."""
+    """True if both traces mean the same value: literals, or results of the same equation."""
     if isinstance(a, Literal) or isinstance(b, Literal):
         return isinstance(a, Literal) and isinstance(b, Literal)
     return a in twins and twins[a] is b
@@ -109,7 +109,7 @@ def _read(env: dict[Any, Kind], a: Any, b: Any, context: "Context") -> Kind:
 def _eqns(
     a: Jaxpr, b: Jaxpr, env: dict[Any, Kind], twins: dict[Any, Any], context: "Context"
 ) -> str:
-    """Fills `env` as far as both are one program; the line where they part, if they do."""
+    """Fills `env` as far as both are one program; returns the line where they part, or ''."""
     for x, y in zip(a.eqns, b.eqns, strict=False):
         shape, other = (len(x.invars), len(x.outvars)), (len(y.invars), len(y.outvars))
         if x.primitive is not y.primitive or shape != other:
@@ -128,13 +128,13 @@ def _eqns(
 
 
 def _some_line(jaxpr: Jaxpr) -> str:
-    """The last line of the user's in a program: what JAX adds by itself has none."""
+    """The user's last line in a program; equations that JAX adds by itself have none."""
     return next((line for e in reversed(jaxpr.eqns) if (line := source_line(e))), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """How to read equations: along which axis, and whether a replica holds all of it."""
+    """The way to read equations: along `axis`, and as `whole` if a replica holds all of it."""
 
     axis: Axis
     whole: bool = False
@@ -144,7 +144,7 @@ class Context:
         return self.axis.sizes
 
     def settle(self, kind: Kind) -> Kind:
-        """With all environments here, a sum is a sum and nothing is partial or mixed."""
+        """`kind` as it is here: with all environments, sums are final, and nothing is mixed."""
         if not self.whole or (kind.tag in (Tag.UNIFORM, Tag.VARYING) and kind.degree == 0):
             return kind
         if kind.tag is Tag.VARYING:
@@ -183,7 +183,8 @@ class Context:
     def _results(self, pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind]:
         if self.whole:
             return self._of_all(pair, kinds)
-        known = folded(pair, kinds, self.sizes) or self._by_construction(pair, kinds)
+        is_stand_in = self.axis.is_stood_for
+        known = folded(pair, kinds, self.sizes, is_stand_in) or self._by_construction(pair, kinds)
         if known is not None:
             return known
         entry = TABLE.get(pair.name)
@@ -200,9 +201,9 @@ class Context:
         return analyse(a, b, kinds, self)
 
     def _of_all(self, pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind]:
-        """Where one replica has all environments, nothing is compared: axes are followed only.
+        """Kinds of results on one replica with all environments: axes are followed, not compared.
 
-        What it sends to replicas is cut along them, so that whatever has that shape is right.
+        What it sends to replicas is cut along these axes, so any value of the right shape will do.
         """
         if any(k.tag is Tag.UNIFORM and pair.input_sized(i) for i, k in enumerate(kinds)):
             # Made from all environments at once: it stays here, and so does what is made from it.
@@ -230,7 +231,7 @@ class Context:
         if draws_together(pair.a):
             return None  # vmapped, but not row by row
         if marked.rows is not None and calls_back(pair.a):
-            return None  # Python's functions look alike, whatever they know; environments promise
+            return None  # callbacks look alike, whatever they do; environments promise to be by row
         for position, kind in enumerate(kinds):
             is_row = (
                 kind.tag is Tag.VARYING
@@ -250,7 +251,7 @@ class Context:
 
 
 def _same_operations(a: Eqn, b: Eqn) -> bool:
-    """Whether both are made of the same primitives, at any depth."""
+    """True if both are made of the same primitives, at any depth."""
     if a.primitive is not b.primitive:
         return False
     pairs = zip_longest(inner_jaxprs(a), inner_jaxprs(b))
@@ -272,7 +273,7 @@ def _by_rule(pair: EqnPair, kinds: tuple[Kind, ...]) -> list[Kind]:
         line = pair.line if bad.line == CONSTANT else bad.line
         return [replace(bad, values=None, line=line)] * count
     if not is_function(pair.a):
-        # It may count, draw, or know how many environments there are: nothing of it can be proven.
+        # It may count, draw, or know the number of environments: nothing can be proven of it.
         return [mixed(f"{OUTSIDE} {pair.name}", pair.line)] * count
     entry = TABLE.get(pair.name)
     if entry is None:

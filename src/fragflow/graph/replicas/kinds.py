@@ -1,9 +1,11 @@
-"""What the replicas of a fragment hold of a value: all the same, a row each, or a part of a sum."""
+"""Kinds of values that replicas hold: all the same, a row each, or a part of a sum."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
+
+import jax.numpy as jnp
 
 LOCAL = "is computed from one replica's environments only, before it is reduced over all of them"
 COUNT = "depends on how many environments a replica holds"
@@ -18,7 +20,7 @@ NEEDED = "is computed from all environments at once, but used where only some of
 SUM_AND_MEAN = "combines a sum and a mean over a replica's environments"
 
 CONSTANT = "a constant of the algorithm"
-"""the line of what has none, until an equation of the user's reads it"""
+"""the line of a value that has none, until one of the user's equations reads it"""
 EXACT = 1 << 10
 """more binary digits than any float type has"""
 
@@ -33,7 +35,7 @@ class Tag(Enum):
     ROW = "row"
     """the number of a row among those that are here: fine as the index of that row, else mixed"""
     MIXED = "mixed"
-    """none of these: replicas would compute something else than one big batch"""
+    """none of these: replicas would compute something other than one big batch"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +55,20 @@ class Kind:
     flexible: bool = False
     """constant along the environment axis, so any `outer` and `inner` describe it"""
     degree: int = 0
-    """how it scales with the number of environments here: a sum over them 1, a mean 0"""
+    """the power of the number of environments here that it scales with: a sum 1, a mean 0"""
     reduction: str = "sum"
     """of a partial value: sum, max or min"""
     zero: bool = False
     column: int = -1
-    """of indices made from row numbers: which of their columns these are; -1: the numbers alone"""
+    """of indices made from row numbers: the column that these are; -1: the numbers alone"""
     values: tuple[Any, Any] | None = None
-    """of a scalar that follows from constants alone: what it is in the whole, and in a replica"""
+    """of a scalar that follows from constants alone: its values in the whole, and in a replica"""
     digits: int = EXACT
     """binary digits of the narrowest float type that its rows were in: rounding to no fewer loses
     nothing that was there"""
     reason: str = ""
     line: str = ""
-    """where it became partial or mixed"""
+    """the line that made it partial or mixed"""
 
     def __str__(self) -> str:
         match self.tag:
@@ -89,7 +91,7 @@ class Kind:
 
     @property
     def is_cuttable(self) -> bool:
-        """Whether each replica's part is one contiguous piece along `axis`."""
+        """True if each replica's part is one contiguous piece along `axis`."""
         return self.tag is Tag.VARYING and not self.joint and (self.outer == 1 or self.flexible)
 
 
@@ -110,7 +112,7 @@ def mixed(reason: str, line: str) -> Kind:
 
 
 def row_number(axis: int, reason: str, line: str) -> Kind:
-    """`reason` is what is wrong with it wherever it is no index of the row itself."""
+    """The kind of rows' own numbers; `reason` refuses any use but as an index of the row itself."""
     return Kind(tag=Tag.ROW, axis=axis, reason=reason, line=line)
 
 
@@ -119,7 +121,7 @@ def first_mixed(kinds: Sequence[Kind]) -> Kind | None:
 
 
 def aligned(a: Kind, b: Kind) -> bool:
-    """Whether the entries of two environment axes are in the same order."""
+    """True if the entries of two environment axes are in the same order."""
     return a.flexible or b.flexible or (a.outer, a.inner, a.joint) == (b.outer, b.inner, b.joint)
 
 
@@ -132,14 +134,14 @@ def common_degree(kinds: Sequence[Kind]) -> int | None:
 
 
 def join(a: Kind | None, b: Kind | None, line: str = "") -> Kind | None:
-    """What holds of a value that is sometimes `a` and sometimes `b`; None is not known yet."""
+    """The kind of a value that is sometimes `a` and sometimes `b`; None is not known yet."""
     if a is None or b is None:
         return a or b
     return a if a == b else together((a, b), line)
 
 
 def together(kinds: Sequence[Kind], line: str) -> Kind:
-    """What holds of a value each of whose entries comes from one of `kinds`, axes being equal."""
+    """The kind of a value whose entries each come from one of `kinds`, axes being equal."""
     bad = first_mixed(kinds)
     if bad is not None:
         return bad
@@ -178,3 +180,24 @@ def together(kinds: Sequence[Kind], line: str) -> Kind:
     return replace(
         firm, degree=degree, zero=facts.zero, flexible=flexible, digits=facts.digits, values=None
     )
+
+
+def is_coarse(dtype: Any) -> bool:
+    """True for floats of a smaller range than float32's, as float16's is; not bfloat16's."""
+    is_float = bool(jnp.issubdtype(dtype, jnp.inexact))
+    return is_float and jnp.finfo(dtype).maxexp < jnp.finfo(jnp.float32).maxexp
+
+
+def coarse(dtype: Any) -> str:
+    """The reason why a part of a sum must not be of such a type."""
+    return (
+        f"is a part of a sum in {dtype}: sums leave its range, and what is small becomes zero; "
+        "make it float32 first"
+    )
+
+
+def is_below_a_byte(dtype: Any) -> bool:
+    """True for numbers several of which share a byte."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return bool(jnp.iinfo(dtype).bits < 8)
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 8

@@ -34,16 +34,16 @@ from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.graph.tracing.trace import Tracer
 
 WRITTEN_OTHERWISE = ("broadcast_in_dim", "reshape")
-"""what JAX itself adds or leaves out for one row: its gradients and indices do"""
+"""primitives that JAX itself adds or leaves out for one row, in gradients and indices"""
 TWICE = (2, 1)
 TRIED = ("gather", "scatter", "scatter-add")
-"""what JAX writes otherwise for one row, axes of length one being no axes: compared by numbers"""
+"""primitives that JAX writes differently for one row, without the axis: compared by numbers"""
 TRIALS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """A value, as entries of one that an equation made, or of a constant."""
+    """A value as entries of another one, which an equation made, or of a constant."""
 
     root: Any
     """a number that is the same in all programs, or a constant in a tuple"""
@@ -57,14 +57,14 @@ _Views = dict[Any, _View]
 
 
 def check_stands_for(source: Tracer, axis: Axis) -> None:
-    """Refuses programs that are not those they are compared by."""
+    """Refuses programs for which the compared ones do not stand."""
     twice, runs = axis.extents, (source.extent, axis.replica)
     programs = [source.at(extent).closed for extent in (*twice, *runs)]
     _Comparison(axis).programs(programs, [{} for _ in programs])
 
 
 class _Comparison:
-    """Reads four programs side by side: of all and of a replica, twice, and as they run."""
+    """Reads four programs side by side: the whole and a replica, at twice the size and as run."""
 
     def __init__(self, axis: Axis):
         self._axis = axis
@@ -74,7 +74,7 @@ class _Comparison:
     def programs(
         self, closed: Sequence[ClosedJaxpr], views: Sequence[_Views], are_called: bool = False
     ) -> None:
-        """Of what is called, inputs are known, and results are what they are inside."""
+        """Compares programs; called ones have known inputs, and results as they are inside."""
         for program, known in zip(closed, views, strict=True):
             # Some programs get their constants as operands.
             for variable, value in zip(program.jaxpr.constvars, program.consts, strict=False):
@@ -100,7 +100,7 @@ class _Comparison:
             self._refuse(why)
 
     def _calls(self, eqns: Sequence[Eqn], views: Sequence[_Views]) -> None:
-        """As if what is called stood here: JAX's own functions give one row another shape."""
+        """Compares calls as if they were inlined: JAX's functions give one row another shape."""
         called = [closed for eqn in eqns if (closed := called_by(eqn)) is not None]
         within = [
             {x: _view(v, known) for x, v in zip(c.jaxpr.invars, eqn.invars, strict=True)}
@@ -145,7 +145,7 @@ class _Comparison:
                 known[variable] = _View(self._made, variable.aval.shape)
 
     def _operands(self, variables: Sequence[Sequence[Any]], views: Sequence[_Views]) -> str:
-        """Refuses other values; says so if they are the same, and other entries of them."""
+        """Refuses operands of other values; returns a reason if only their entries differ."""
         why = ""
         if len({len(all_) for all_ in variables}) > 1:
             self._refuse("it has another number of operands")
@@ -162,24 +162,24 @@ class _Comparison:
         return why
 
     def _constants(self, values: Sequence[Any]) -> None:
-        """A constant must be related to its half in the same way, however many there are."""
+        """Refuses constants that are not all related to their half in one way, for any size."""
         pairs = ((0, 1, self._axis.sizes), (0, 2, TWICE), (1, 3, TWICE))
         kinds = [constant_kind(values[i], values[j], sizes) for i, j, sizes in pairs]
         if any(k.tag is Tag.MIXED for k in kinds) or len({_facts(k) for k in kinds}) > 1:
-            self._refuse("a constant is another one with one than with two")
+            self._refuse("a constant is another one than with two")
 
     def _refuse(self, why: str) -> None:
         what = "agent" if self._axis.over == "agents" else "environment"
         raise ReplicaError(
-            f"with one {what} for each replica, the program is another one than with two (at "
-            f"{self._line}: {why}), and only that with two can be shown to compute what the "
+            f"with one {what} for each replica, the program differs from that with two (at "
+            f"{self._line}: {why}), and only the one with two can be shown to compute what the "
             f"undivided one does: give every replica two {what}s, or write it so that it does not "
             "depend on their number"
         )
 
 
 def _kept(closed: ClosedJaxpr, views: _Views) -> Iterator[Eqn]:
-    """Equations, without broadcasts and reshapes, of which their results become views."""
+    """Equations without broadcasts and reshapes, whose results become views."""
     for eqn in closed.jaxpr.eqns:
         if eqn.primitive.name in WRITTEN_OTHERWISE and len(eqn.invars) == 1:
             seen = _view(eqn.invars[0], views)
@@ -207,7 +207,7 @@ def _halved(two: Sequence[int], one: Sequence[int]) -> list[int] | None:
 
 
 def _other_equation(two: Eqn, one: Eqn) -> str:
-    """What is not the same in both; nothing if they are one equation, of half the length."""
+    """The difference between both; empty if they are one equation, of half the length."""
     if _sum_of_one_row(two, one) is not None:
         return ""
     if _loop(two) != _loop(one) or not same_parameters(EqnPair(a=two, b=one, sizes=TWICE)):
@@ -219,7 +219,7 @@ def _other_equation(two: Eqn, one: Eqn) -> str:
 
 
 def _same_by_numbers(two: Eqn, one: Eqn, of_two: _Views, of_one: _Views) -> bool:
-    """Whether `two` does to each of two rows what `one` does to it alone, for random numbers."""
+    """True if `two` does to each of two rows what `one` does to it alone, for random numbers."""
     rng = np.random.default_rng(0)
     pairs = [
         (_view(a, of_two), _view(b, of_one), a.aval.dtype)
@@ -261,14 +261,15 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.n
 
 
 def _loop(eqn: Eqn) -> tuple[Any, ...]:
-    """What a scan does with its operands, and how often."""
+    """A scan's numbers of operands, length and direction; empty for other equations."""
     return tuple(scan_of(eqn)[:-1]) if eqn.primitive.name == "scan" else ()
 
 
 def _sum_of_one_row(two: Eqn, one: Eqn) -> tuple[int, ...] | None:
-    """Where JAX adds up along the single row too, or leaves it out: the shape of the sum otherwise.
+    """The shape of the sum `one` if taken along the axes of `two`; None if these are its own.
 
-    A sum along one entry is that entry, in another shape.
+    For one row, JAX adds up along the row too, or leaves that out: a sum along one entry is that
+    entry, in another shape.
     """
     if two.primitive.name != "reduce_sum" or two.primitive is not one.primitive:
         return None
@@ -280,7 +281,7 @@ def _sum_of_one_row(two: Eqn, one: Eqn) -> tuple[int, ...] | None:
 
 
 def _same_entries(two: _View, seen_two: Any, one: _View, seen_one: Any) -> bool:
-    """Whether both are the same entries of their roots: of each row its own."""
+    """True if both are the same entries of their roots: of each row its own."""
     if len(two.steps) == len(one.steps) and all(
         a.primitive is b.primitive and not _other_equation(a, b)
         for a, b in zip(two.steps, one.steps, strict=True)
@@ -298,7 +299,8 @@ def _same_entries(two: _View, seen_two: Any, one: _View, seen_one: Any) -> bool:
         halves = [here]
     if not rows:
         return all(np.array_equal(half, there) for half in halves)
-    # Of the first row the first entries, of the second the second; each as in the one row there is.
+    # The first half must be entries of the first row, the second half of the second, each in the
+    # order of the program for one row.
     per_row = np.arange(int(np.prod(two.shape))).reshape(two.shape)
     row_of, place = np.empty(per_row.size, int), np.empty(per_row.size, int)
     for row in range(2):
@@ -311,7 +313,7 @@ def _same_entries(two: _View, seen_two: Any, one: _View, seen_one: Any) -> bool:
 
 
 def _entries(view: _View) -> np.ndarray:
-    """Which entries of the root a view has, by their numbers."""
+    """The numbers of the root's entries that a view has."""
     found = np.arange(int(np.prod(view.shape)), dtype=np.int64).reshape(view.shape)
     for eqn in view.steps:
         shape = eqn.outvars[0].aval.shape

@@ -43,6 +43,7 @@ def build(
     builder = _Builder({t.extent: {} for t in traces}, fragment_of, open_all)
     jaxprs = {t.extent: t.closed.jaxpr for t in traces}
     count = len(first.state_labels)
+    # Labels are the user's; prefixes keep the names of different things apart.
     inside = [f"state:{label}" for label in first.state_labels]
     names = [*inside, ITERATION, *SOURCES]
     for n, jaxpr in jaxprs.items():
@@ -51,18 +52,20 @@ def build(
     body = builder.block(jaxprs, "", [t.closed.jaxpr.eqns for t in traces])
     outputs = builder.references(jaxprs, {n: j.outvars for n, j in jaxprs.items()}, "out", body)
     carries = tuple(
-        Carry(inside=name, init=f"{name}@init", next=result, final=f"{name}@final")
-        for name, result in zip(inside, outputs[:count], strict=True)
+        Carry(inside=name, init=f"init:{label}", next=result, final=f"final:{label}")
+        for name, label, result in zip(inside, first.state_labels, outputs[:count], strict=True)
     )
+    metrics = {f"metric:{label}": label for label in first.metric_labels}
+    episodes = {f"episodes:{stat}": stat for stat in first.episodes}
     stacks = tuple(
-        Stack(element=result, outside=f"metric:{label}")
-        for label, result in zip(first.metric_labels, outputs[count:], strict=True)
+        Stack(element=result, outside=name)
+        for name, result in zip([*metrics, *episodes], outputs[count:], strict=True)
     )
     for avals in builder.avals.values():
         for carry in carries:
             avals[carry.init] = avals[carry.final] = avals[carry.inside]
     labels = {name: label for name, label in zip(inside, first.state_labels, strict=True)}
-    labels |= {stack.outside: stack.outside.removeprefix("metric:") for stack in stacks}
+    labels |= metrics | {name: str(stat) for name, stat in episodes.items()}
     return Program(
         loop=Loop(
             path="train",
@@ -77,6 +80,10 @@ def build(
         avals=builder.avals,
         extent=whole,
         labels=labels,
+        params=frozenset(
+            name for name, at in zip(inside, first.state_fields, strict=True) if at == "params"
+        ),
+        episodes=episodes,
     )
 
 
@@ -187,7 +194,7 @@ class _Builder:
         return nodes
 
     def _name(self, position: int, eqns: Mapping[Extent, Eqn]) -> Value | None:
-        """What an equation reads, which must be the same in every trace; None for literals."""
+        """The value that an equation reads, which must be one in every trace; None for literals."""
         found = {n: self._name_of(n, eqn.invars[position]) for n, eqn in eqns.items()}
         first = next(iter(found.values()))
         for n, name in found.items():
@@ -324,7 +331,7 @@ def _forwarded(eqn: Eqn) -> dict[int, int]:
 
 
 def _signature(eqn: Eqn) -> tuple[Any, ...]:
-    """What must be equal in every trace, down to component boundaries."""
+    """The part of an equation that must be equal in every trace, down to component boundaries."""
     name = component_of(eqn)
     own = (eqn.primitive.name, name, len(eqn.invars), len(eqn.outvars), num_turns(eqn))
     if name is not None or not components_of(eqn):
@@ -349,7 +356,7 @@ def _refuse_structure(sizes: Sequence[Extent], all_eqns: Sequence[Sequence[Eqn]]
 
 
 def _refuse(what: str, first: Extent, other: Extent) -> NoReturn:
-    """No program can be built from traces that are not one program."""
+    """Refuses traces that are not one program."""
     if other.envs == first.envs:
         raise TraceError(
             f"the algorithm's structure depends on how many agents are here: {what}. Write it so "

@@ -1,6 +1,7 @@
 """Traces one iteration of the training loop, for each extent that a fragment may have."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +16,23 @@ from fragflow._jax import (
     component_of,
     dead_code_removed,
     inner_jaxprs,
+    is_key,
     num_turns,
 )
 from fragflow.api.algorithm import Algorithm, Clock
 from fragflow.api.environment import num_agents_of, teams_of
 from fragflow.api.host import Host
-from fragflow.api.vector import AnyEnvironment, Environments, clear_episode_stats, episode_stats
+from fragflow.api.vector import (
+    AnyEnvironment,
+    Environments,
+    EpisodeStats,
+    clear_episode_stats,
+    episode_stats,
+)
 from fragflow.blame import called, defined_at, judged
 from fragflow.errors import TraceError
 from fragflow.graph.extent import Extent, as_traced
+from fragflow.graph.ir import EpisodeStat
 
 SOURCES = ("env_ids", "run_key", "steps_per_iteration", "total_iterations")
 ITERATION = "iteration"
@@ -36,7 +45,11 @@ class Trace:
     extent: Extent
     closed: ClosedJaxpr
     state_labels: tuple[str, ...]
+    state_fields: tuple[str, ...]
+    """of each leaf, the field of the state that it is in"""
     metric_labels: tuple[str, ...]
+    episodes: tuple[EpisodeStat, ...]
+    """outputs that follow the metrics"""
     state_structure: Any
     metric_structure: Any
 
@@ -86,7 +99,7 @@ def iteration_function(
 
 
 def _state_and_metrics(algorithm: Algorithm, answer: Any) -> tuple[Any, Any]:
-    """What `step` returned, if it is what it should be."""
+    """The state and the metrics that `step` returned; TraceError if it returned something else."""
     is_pair = isinstance(answer, tuple) and len(answer) == 2
     name = f"{type(algorithm).__name__}.step"
     if is_pair and isinstance(answer[1], Mapping):
@@ -101,12 +114,17 @@ def _state_and_metrics(algorithm: Algorithm, answer: Any) -> tuple[Any, Any]:
 
 
 def _refuse_no_arrays(function: Callable[..., Any], what: str, tree: Any) -> None:
-    """Leaves of a traced program are arrays and numbers."""
+    """Refuses leaves that are neither arrays nor numbers, and random keys, which cannot be kept."""
     for label, leaf in zip(leaf_labels(tree), jax.tree.leaves(tree), strict=True):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
             raise TraceError(
                 f"{what} whose {label} is of type {type(leaf).__name__}: expected arrays and "
                 f"numbers{defined_at(function)}"
+            )
+        if is_key(jax.typeof(leaf)):
+            raise TraceError(
+                f"{what} whose {label} is a random key: draw from clock.key and env.keys, or keep "
+                f"jax.random.key_data of it{defined_at(function)}"
             )
 
 
@@ -139,13 +157,16 @@ def trace(
     iteration = iteration_function(algorithm, environment, total)
     closed, shapes = jax.make_jaxpr(iteration, return_shape=True)(state, index, *sources)
     new_state, outputs = shapes
+    metrics, episodes = outputs
     labels = leaf_labels(state)
     _check_state(algorithm, state, new_state, labels)
     return Trace(
         extent=extent,
         closed=dead_code_removed(closed),
         state_labels=labels,
-        metric_labels=leaf_labels(outputs),
+        state_fields=_leaf_fields(state),
+        metric_labels=leaf_labels(metrics),
+        episodes=tuple(episode_labels(episodes)),
         state_structure=jax.tree.structure(state),
         metric_structure=jax.tree.structure(outputs),
     )
@@ -154,7 +175,7 @@ def trace(
 def trace_init(
     algorithm: Algorithm, environment: AnyEnvironment | Host, total: int, extent: Extent
 ) -> ClosedJaxpr:
-    """Traces how the first state is made."""
+    """Traces the making of the first state."""
     ids, key = source_avals(extent.envs)[:2]
     init = init_function(algorithm, as_traced(environment, extent), total)
     return jax.make_jaxpr(init)(key, ids)
@@ -166,7 +187,7 @@ def components_in(trace: Trace) -> frozenset[str]:
 
 
 def env_steps_per_iteration(trace: Trace, total: int) -> int:
-    """How many environment steps one iteration makes, over all environments."""
+    """The number of environment steps that one iteration makes, over all environments."""
 
     def count(jaxpr: Jaxpr) -> int:
         steps = 0
@@ -194,7 +215,25 @@ def components_of(eqn: Eqn) -> frozenset[str]:
 def leaf_labels(tree: Any) -> tuple[str, ...]:
     """A readable, unique name for every leaf."""
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat)
+    labels = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
+    # Keys may have dots of their own: {"a.b": x} beside {"a": {"b": y}}.
+    counts = Counter(labels)
+    return tuple(
+        label if counts[label] == 1 else jax.tree_util.keystr(path)
+        for label, (path, _) in zip(labels, flat, strict=True)
+    )
+
+
+def _leaf_fields(tree: Any) -> tuple[str, ...]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return tuple(jax.tree_util.keystr(path[:1], simple=True) for path, _ in flat)
+
+
+def episode_labels(episodes: Sequence[EpisodeStats]) -> Iterator[EpisodeStat]:
+    """The statistic that each leaf is, in order."""
+    for k, stats in enumerate(episodes):
+        for name in stats._fields:
+            yield EpisodeStat(k, name)
 
 
 def _strong(x: Any) -> jax.Array:
@@ -223,14 +262,14 @@ def _check_state(algorithm: Algorithm, old: Any, new: Any, labels: Sequence[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracer:
-    """What is cut; every trace of it is made once."""
+    """The training loop that is cut; every trace of it is made once."""
 
     algorithm: Algorithm
     environment: AnyEnvironment | Host
     num_envs: int
-    """how many are in the program that is cut"""
+    """environments in the program that is cut"""
     total: int
-    """how many there are in all: more, if it is one worker's program"""
+    """environments in all: more, if it is one worker's program"""
     traces: dict[Extent, Trace] = field(default_factory=dict[Extent, Trace])
     inits: dict[Extent, ClosedJaxpr] = field(default_factory=dict[Extent, ClosedJaxpr])
 
@@ -254,8 +293,24 @@ class Tracer:
                     raise
                 where = f"for {extent.envs} of {self.num_envs} environments: use env.num_envs"
                 raise judged(error, is_running=False, where=where) from error
+            self._check_leaves(made)
             self.traces[extent] = made
         return self.traces[extent]
+
+    def _check_leaves(self, made: Trace) -> None:
+        """Refuses a state or metrics whose leaves are others for another number of environments."""
+        first = next(iter(self.traces.values()), made)
+        for function, here, there in (
+            (self.algorithm.init, made.state_labels, first.state_labels),
+            (self.algorithm.step, made.metric_labels, first.metric_labels),
+        ):
+            if here != there:
+                raise TraceError(
+                    f"{type(self.algorithm).__name__}.{function.__name__} returned {len(here)} "
+                    f"arrays for {made.extent.envs} environments, and {len(there)} for "
+                    f"{first.extent.envs}: keep one array with a row for each environment, not an "
+                    f"array for each{defined_at(function)}"
+                )
 
     def init_at(self, extent: Extent) -> ClosedJaxpr:
         if extent not in self.inits:
@@ -269,7 +324,7 @@ def tracer(
     num_envs: int,
     total: int | None = None,
 ) -> Tracer:
-    """Prepares tracing; the first trace is made when it is asked for."""
+    """Prepares tracing; the first trace is made when one is asked for."""
     return Tracer(
         algorithm=algorithm,
         environment=environment,

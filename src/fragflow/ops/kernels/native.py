@@ -14,9 +14,9 @@ MAX_CHARACTERS = 300
 
 @functools.cache
 def _load() -> str | None:
-    """Makes the kernels known to XLA, once; why that cannot be done, if it cannot."""
+    """Registers the kernels with XLA, once; returns the reason if that fails, else None."""
     if not LIBRARY.exists():
-        return "it was not built: at install there was no C++ compiler (c++), or no support for it"
+        return "it was not built: no C++ compiler (c++) was found at install, or the build failed"
     try:
         library = ctypes.cdll.LoadLibrary(str(LIBRARY))
         capsule = jax.ffi.pycapsule(library.fragflow_discounted_sums)
@@ -35,7 +35,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def absent() -> str | None:
-    """Why the kernels cannot be used on this machine, if they cannot."""
+    """The reason that the kernels cannot be used on this machine; None if they can."""
     return _load()
 
 

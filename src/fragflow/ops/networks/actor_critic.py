@@ -50,7 +50,7 @@ class MLPActorCritic:
 
     hidden: tuple[int, ...] = (64, 64)
     rectified: bool = False
-    """whether layers are rectified; else they are tanh layers"""
+    """rectified layers instead of tanh layers"""
 
     def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
         actor_key, critic_key = jax.random.split(key)
@@ -116,7 +116,7 @@ def _init_layers(
 def apply_tower(
     tower: Params, obs: jax.Array, activation: Callable[[jax.Array], jax.Array] = jnp.tanh
 ) -> jax.Array:
-    """What a tower makes of observations with any number of batch axes."""
+    """The outputs of a tower for observations with any number of batch axes."""
     layers = tower["layers"]
     if "convolutions" in tower:
         obs = convolve(tower["convolutions"], obs)
@@ -150,6 +150,6 @@ def _outputs(action: Space) -> int:
         return sum(action.counts)
     if len(action.shape) != 1:
         raise ConfigError(
-            f"an action of shape {action.shape}: this network makes vectors, of shape (n,)"
+            f"actions have shape {action.shape}: this network makes vectors, of shape (n,)"
         )
     return action.shape[0]

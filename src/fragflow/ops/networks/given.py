@@ -18,7 +18,7 @@ from fragflow.ops.networks.actor_critic import ActorCriticNetwork
 
 TOWERS = ("actor", "critic")
 METHODS = ("sample", "mode", "log_prob", "entropy")
-"""what algorithms ask of a distribution"""
+"""methods of a distribution that algorithms call"""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ _STRIDES = {size: stride for size, stride, _ in (*NATURE, *SMALL)}
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether observations of this shape are images: height, width and channels in some order."""
+    """True if observations of this shape are images: height, width and channels in some order."""
     return len(shape) == 3
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Which axis of an image holds its channels: the last (-1) or the first (-3).
+    """The axis of an image that holds its channels: the last (-1) or the first (-3).
 
     Most images are square, however many channels they have; of others channels are the fewest.
     """

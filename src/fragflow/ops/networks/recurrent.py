@@ -29,9 +29,9 @@ class GRUActorCritic:
     units: int = 64
     hidden: tuple[int, ...] = (64,)
     before: tuple[int, ...] = ()
-    """sizes of the layers between what is seen and the memory"""
+    """sizes of the layers between the observation and the memory"""
     rectified: bool = False
-    """whether layers are rectified; else they are tanh layers"""
+    """rectified layers instead of tanh layers"""
 
     def init(
         self, key: jax.Array, observation: Space, action: Space, critic_sees: Space | None = None
@@ -53,7 +53,7 @@ class GRUActorCritic:
         return {"before": tower, "gru": init_gru(gru_key, Box(shape=self.before[-1:]), self.units)}
 
     def memory_size(self, _: Space) -> int:
-        """How many numbers are remembered."""
+        """The number of entries of a memory."""
         return self.units
 
     def observe(self, part: Params, memory: jax.Array, obs: jax.Array) -> jax.Array:
@@ -169,7 +169,7 @@ def init_gru(key: jax.Array, observation: Space, units: int) -> Params:
 
 
 def gates_of(params: Params, obs: jax.Array) -> jax.Array:
-    """What observations contribute to the three gates, `[..., 3 * units]`."""
+    """The contribution of observations to the three gates, `[..., 3 * units]`."""
     if "table" in params:
         return jax.nn.one_hot(obs, params["table"].shape[0]) @ params["table"] + params["bias"]
     if "convolutions" in params:

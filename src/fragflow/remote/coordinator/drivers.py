@@ -18,14 +18,14 @@ from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics
 
 FIRST_CAUSE_SECONDS = 3.0
-"""in which the loss of a group's member shows, after it has failed another one"""
+"""time for the loss of a group's member to show, after it has made another one fail"""
 
 
 class RemoteWorker:
     """A worker in another process."""
 
     pool = None
-    """the process looks after its environments itself"""
+    """its process looks after the environments"""
 
     def __init__(self, driver: "RemoteDriver", fragment_job: FragmentJob):
         self.name = fragment_job.part.fragment.name
@@ -33,7 +33,7 @@ class RemoteWorker:
         self.part = fragment_job.part
         self.devices: Sequence[str] = ()
         self.processor = ""
-        """both as its process has told"""
+        """like `devices`, as reported by its process"""
         self._driver = driver
         self._first = fragment_job.values
 
@@ -41,18 +41,18 @@ class RemoteWorker:
         return self._driver.state()[self.name]
 
     def piece(self, value: Value, replica: int) -> Any:
-        """What a replica has of a value before the first iteration."""
+        """A replica's value before the first iteration."""
         if len(self.replicas) > 1:
-            raise RunError(f"{self.name} is a group, which no late message goes to")
+            raise RunError(f"{self.name} is a group, to which no late message can go")
         assert replica in self.replicas
         return self._first[value]
 
 
 class RemoteDriver:
-    """The workers of a process, driven from here."""
+    """Drives the workers of another process from here."""
 
     restarts = 0
-    """how often it was replaced by one that began new episodes"""
+    """number of times that its process was replaced by one that began new episodes"""
 
     def __init__(self, process: RemoteProcess, job: Job, partners: Sequence[RemoteProcess] = ()):
         """`partners` are the other members of its group, which all fail when one is lost."""
@@ -63,19 +63,19 @@ class RemoteDriver:
             for fragment_job in job.fragment_jobs
         }
         self._lost = Sent()
-        """by processes that this one replaces, as far as they have told"""
+        """by processes that this one replaces, as far as they have reported it"""
         self._told = Sent()
-        """by this process, as it said last"""
+        """by this process, as it reported last"""
         self._begun = 0
         self._state: tuple[int, Mapping[str, Mapping[Value, np.ndarray]]] | None = None
-        """asked for when so many calls had begun"""
+        """with the number of calls that had begun when it was asked for"""
 
     @property
     def sent(self) -> Sent:
         return together([self._lost, self._told])
 
     def run(self, start: int, count: int) -> Mapping[RemoteWorker, Metrics]:
-        """Iterations of a worker that exchanges messages with others by itself."""
+        """Runs iterations of workers that exchange messages with other processes by themselves."""
         self._begun += 1
         try:
             found, self._told = self.process.call("run", (start, count))
@@ -85,7 +85,7 @@ class RemoteDriver:
         return {self.workers[name]: metrics for name, metrics in found.items()}
 
     def _find_lost_partner(self, error: FragflowError) -> None:
-        """Raises the first cause, if it is that a member of the group was lost."""
+        """Raises the first cause, if that is the loss of another member of the group."""
         deadline = time.monotonic() + FIRST_CAUSE_SECONDS
         while self.partners and time.monotonic() < deadline and not self.process.is_closing:
             for partner in self.partners:
@@ -96,14 +96,14 @@ class RemoteDriver:
     def work(
         self, index: int, answers: Mapping[str, Payload] | None
     ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
-        """An iteration of an asynchronous worker, whose messages come from here and go here."""
+        """Makes an iteration of an asynchronous worker, which exchanges messages with us."""
         self._begun += 1
-        told = None if answers is None else {k: arrays_of(v) for k, v in answers.items()}
-        metrics, payloads, self._told = self.process.call("work", (index, told))
+        arrays = None if answers is None else {k: arrays_of(v) for k, v in answers.items()}
+        metrics, payloads, self._told = self.process.call("work", (index, arrays))
         return metrics, payloads
 
     def state(self) -> Mapping[str, Mapping[Value, np.ndarray]]:
-        """By fragment; asked for once after an iteration. Another thread may begin the next one."""
+        """The state by fragment, asked for once per iteration; the next one may begin meanwhile."""
         begun, known = self._begun, self._state
         if known is None or known[0] != begun:
             state, self._told = self.process.call("state")

@@ -1,4 +1,4 @@
-"""The processes of a run: which workers live in which, and environments that they have opened."""
+"""The processes of a run: the workers in each, and the environments that they have opened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,13 +46,11 @@ class WorkerProcesses:
         self.pools: dict[str, list[RemotePool]] = {}
         """by fragment, the environments of each of its workers"""
         self._opened: dict[str, list[RemotePool]] = {}
-        """by process"""
+        """the same, by process"""
         try:
-            demands = {
-                process_spec.name: _demand(fdg, process_spec) for process_spec in self.process_specs
-            }
+            demands = {spec.name: _demand(fdg, spec) for spec in self.process_specs}
             self.launcher.start(demands, place(fdg, list(demands), self.routes()))
-            members = [(b.worker_specs[0].fragment, self.process(b)) for b in self.process_specs]
+            members = [(s.worker_specs[0].fragment, self.process(s)) for s in self.process_specs]
             join_groups(fdg, members, launcher.owns_devices)
             self._open_environments()
         except BaseException:
@@ -67,22 +65,21 @@ class WorkerProcesses:
         name = process_spec.worker_specs[0].fragment
         if not self.fdg.fragments[name].group:
             return []
-        others = [
-            b
-            for b in self.process_specs
-            if b is not process_spec and b.worker_specs[0].fragment == name
+        return [
+            self.process(spec)
+            for spec in self.process_specs
+            if spec is not process_spec and spec.worker_specs[0].fragment == name
         ]
-        return [self.process(other) for other in others]
 
     def replace(self, process_spec: ProcessSpec, incarnation: int) -> RemoteProcess:
-        """A new process in the place of a lost one; environments on the host begin anew there."""
+        """Starts a process in the place of a lost one; its environments on the host begin anew."""
         process = self.launcher.replace(process_spec.name, incarnation)
         for pool in self._opened.get(process_spec.name, ()):
             pool.open_again(process)
         return process
 
     def addresses(self) -> dict[str, Address]:
-        """Where each process receives messages."""
+        """The address of each process."""
         return {name: process.address for name, process in self.launcher.processes.items()}
 
     def routes(self) -> list[Route]:
@@ -122,26 +119,26 @@ class WorkerProcesses:
                 # Asynchronous workers have a graph each, of their own environments only.
                 size = fragment.num_envs * len(worker_spec.replicas)
                 ids = range(worker_spec.index * size, (worker_spec.index + 1) * size)
-                opening = OpenEnvironments(
+                request = OpenEnvironments(
                     fragment=worker_spec.fragment,
                     environment=recipe_of(host.environment, f"environment {host.name}"),
                     ids=tuple(ids),
                     one_by_one=fragment.first is not None,
                     path=tuple(search_path()),
                 )
-                pool = RemotePool(self.process(process_spec), opening)
+                pool = RemotePool(self.process(process_spec), request)
                 self.pools.setdefault(worker_spec.fragment, []).append(pool)
                 self._opened.setdefault(process_spec.name, []).append(pool)
 
 
 class RemotePool:
-    """Environments in another process, to be asked for their first observations."""
+    """Environments in another process, which are asked for their first observations from here."""
 
-    def __init__(self, process: RemoteProcess, opening: OpenEnvironments):
+    def __init__(self, process: RemoteProcess, request: OpenEnvironments):
         self._process = process
-        self._opening = opening
+        self._opening = request
         self._first: Any = None
-        process.call("open", opening)
+        process.call("open", request)
 
     def call(self, method: str, *args: Any) -> Sequence[np.ndarray]:
         question = (self._opening.fragment, method, [np.asarray(a) for a in args])
@@ -150,7 +147,7 @@ class RemotePool:
         return self._process.call("ask", question)
 
     def open_again(self, process: RemoteProcess) -> None:
-        """In a process that takes the place of a lost one, as they were at first."""
+        """Opens them in the replacement of a lost process, and resets them as at first."""
         self._process = process
         process.call("open", self._opening)
         if self._first is not None:
@@ -189,10 +186,12 @@ def _async_process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
 
 def _demand(fdg: FDG, process_spec: ProcessSpec) -> Demand:
     devices: dict[str, int] = {}
-    for worker_spec in process_spec.worker_specs:
-        platform = fdg.fragments[worker_spec.fragment].device
+    fragments = [fdg.fragments[worker_spec.fragment] for worker_spec in process_spec.worker_specs]
+    for fragment, worker_spec in zip(fragments, process_spec.worker_specs, strict=True):
+        platform = fragment.device
         devices[platform] = max(devices.get(platform, 0), len(worker_spec.replicas))
     return Demand(
-        fragments=tuple(worker_spec.fragment for worker_spec in process_spec.worker_specs),
+        fragments=tuple(fragment.name for fragment in fragments),
+        names=frozenset(name for f in fragments for name in (f.name, *f.places)),
         devices=devices,
     )

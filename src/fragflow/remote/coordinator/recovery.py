@@ -1,4 +1,4 @@
-"""Which processes can be replaced when they are lost, and how the run goes on."""
+"""Recovery from lost processes: replaces those that can be replaced, and goes on with the run."""
 
 import time
 from collections import deque
@@ -18,12 +18,12 @@ from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.drivers.worker import Metrics
 
 MAX_REPLACEMENTS = 3
-"""per worker; one that keeps dying has a cause that a restart will not cure"""
+"""of one process; if it keeps dying, the cause is one that a restart will not cure"""
 BACK_OFF_SECONDS = 1.0
 
 
 def recovery_in(fdg: FDG, process_spec: ProcessSpec) -> Recovery | None:
-    """How a process is replaced: the same way for all of its workers, or not at all."""
+    """The way to replace a process, if it is the same for all of its workers; else None."""
     ways: set[Recovery | None] = {
         recovery_of(fdg, fdg.fragments[worker_spec.fragment])
         for worker_spec in process_spec.worker_specs
@@ -32,7 +32,7 @@ def recovery_in(fdg: FDG, process_spec: ProcessSpec) -> Recovery | None:
 
 
 class _Replaceable(RemoteDriver):
-    """The workers of a process that is replaced when it is lost, a few times."""
+    """Drives the workers of a process that is replaced when it is lost, a few times."""
 
     def __init__(self, worker_processes: WorkerProcesses, process_spec: ProcessSpec, job: Job):
         super().__init__(worker_processes.process(process_spec), job)
@@ -42,7 +42,7 @@ class _Replaceable(RemoteDriver):
         self._job = job
 
     def _replace(self, lost: WorkerLost) -> None:
-        """Starts another process, which is told how to begin."""
+        """Starts another process, and tells it how to begin."""
         while True:
             if self.replacements == MAX_REPLACEMENTS:
                 raise RunError(
@@ -50,7 +50,7 @@ class _Replaceable(RemoteDriver):
                 ) from lost
             time.sleep(BACK_OFF_SECONDS * self.replacements)
             if self._worker_processes.process(self._process_spec).is_closing:
-                raise Closed  # the run is over: who takes a place now would be left behind
+                raise Closed  # the run is over: a process started now would be left behind
             self.replacements += 1
             self._lost, self._told = self.sent, Sent()
             try:
@@ -72,7 +72,7 @@ class _Replaceable(RemoteDriver):
 
 
 class RestartingDriver(_Replaceable):
-    """Asynchronous workers. A new process begins with new episodes and the last parameters."""
+    """Drives asynchronous workers. New processes begin new episodes with the last parameters."""
 
     _answers: Mapping[str, Payload] | None = None
 
@@ -89,7 +89,7 @@ class RestartingDriver(_Replaceable):
                 answers = self._answers
 
     def state(self) -> Mapping[str, Mapping[Value, Any]]:
-        """By fragment; of one that is lost, what a new one begins with."""
+        """The state by fragment; of a lost process, the one that its replacement begins with."""
         try:
             return super().state()
         except WorkerLost:
@@ -101,21 +101,21 @@ class RestartingDriver(_Replaceable):
 
 
 class ReplayingDriver(_Replaceable):
-    """Workers in lockstep or with a lag, which tell where they stand after every iteration.
+    """Drives workers in lockstep or with a lag, which send a replay point after every iteration.
 
-    A new process goes on from there. Environments on the host cannot: they begin new episodes.
+    A new process goes on from such a point; environments on the host begin new episodes instead.
     """
 
     def __init__(self, worker_processes: WorkerProcesses, process_spec: ProcessSpec, job: Job):
         super().__init__(worker_processes, process_spec, job)
         self._is_exact = recovery_in(worker_processes.fdg, process_spec) == "replay"
         self._unsure: deque[ReplayPoint] = deque()
-        """the last replay points: they may have got out where messages before them have not
+        """the last replay points: they may have arrived before messages that were sent earlier
 
-        What is sent in an iteration is answered in the next one, or as many later as the lag is."""
+        A message is answered in the next iteration, or later by the lag: then it has arrived."""
         self._most_unsure = 1 + max(worker_processes.fdg.delays.values(), default=0)
         self._safe: ReplayPoint | None = None
-        """the replay point that a replacement begins with; None: where it all began"""
+        """the replay point that a replacement begins with; None: the beginning of the run"""
 
     @property
     def restarts(self) -> int:
@@ -125,13 +125,13 @@ class ReplayingDriver(_Replaceable):
         metrics: dict[RemoteWorker, Metrics] = {worker: {} for worker in self.workers.values()}
         done = begin = start
 
-        def point(made: ReplayPoint) -> None:
+        def on_point(point: ReplayPoint) -> None:
             nonlocal done
-            self._note(made)
-            if made.iteration <= done:
+            self._note(point)
+            if point.iteration <= done:
                 return  # made again
-            done = made.iteration
-            for name, found in made.metrics.items():
+            done = point.iteration
+            for name, found in point.metrics.items():
                 kept = metrics[self.workers[name]]
                 for value, rows in found.items():
                     kept.setdefault(value, []).extend(rows)
@@ -139,23 +139,23 @@ class ReplayingDriver(_Replaceable):
         while True:
             try:
                 _, self._told = self.process.call(
-                    "run", (begin, start + count - begin), on_point=point
+                    "run", (begin, start + count - begin), on_point=on_point
                 )
             except WorkerLost as lost:
                 self._unsure.clear()
-                self._replace(lost)  # even if it had marked all: the next begins earlier
+                self._replace(lost)  # even after the last replay point: the safe one is earlier
                 begin = 0 if self._safe is None else self._safe.iteration
             else:
                 return metrics
 
     def state(self) -> Mapping[str, Mapping[Value, Any]]:
-        """What no other process knows, by fragment."""
+        """The state that no other process has, by fragment."""
         last = self._unsure[-1] if self._unsure else self._safe
         return self._first_state() if last is None else last.state
 
-    def _note(self, made: ReplayPoint) -> None:
-        self._told = made.sent
-        self._unsure.append(made)
+    def _note(self, point: ReplayPoint) -> None:
+        self._told = point.sent
+        self._unsure.append(point)
         if len(self._unsure) > self._most_unsure:
             self._safe = self._unsure.popleft()
             self.process.notify("forget", self._safe.counts)
@@ -168,7 +168,7 @@ class ReplayingDriver(_Replaceable):
         address = self._job.addresses[self._process_spec.name]
         counts = {} if point is None else point.counts
         for other in self._worker_processes.process_specs:
-            # The message before may have brought state: who does not want it drops it.
+            # One message earlier, which may have brought state: if not needed, it is dropped.
             routes = {
                 route.number: max(0, counts.get(route.number, 0) - 1)
                 for route in self._job.routes

@@ -31,12 +31,12 @@ class InProcesses(LocalRuntime):
 
     @property
     def processors(self) -> Sequence[tuple[str, str]]:
-        """Each worker's fragment, and the model that it computes on."""
+        """Each worker's fragment, and the model of its processor."""
         return [(worker.name, worker.processor) for worker in self._workers]
 
     @property
     def restarts(self) -> int:
-        """Processes that were lost, with their episodes."""
+        """The number of processes that were lost together with their episodes."""
         return sum(driver.restarts for driver in self._drivers)
 
     def __init__(self, fdg: FDG, *args: Any, worker_processes: WorkerProcesses, **settings: Any):
@@ -53,7 +53,7 @@ class InProcesses(LocalRuntime):
 
     @property
     def replacements(self) -> int:
-        """Processes that were lost, and replaced."""
+        """The number of processes that were lost and replaced."""
         return _replacements(self._drivers)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ def _replacements(drivers: Sequence[Any]) -> int:
 
 
 class LaggedInProcesses(InProcesses, LaggedRuntime):
-    """With messages that are late."""
+    """Runs a graph with late messages in processes."""
 
 
 class AsyncInProcesses(AsyncRuntime):
@@ -79,12 +79,12 @@ class AsyncInProcesses(AsyncRuntime):
 
     @property
     def replacements(self) -> int:
-        """Processes that were lost, and replaced."""
+        """The number of processes that were lost and replaced."""
         return _replacements(self._async_process_specs)
 
     def _start(self, plan: Plan) -> list[Any]:
         del plan
-        # What a worker has of the state depends on its environments, as in a replicated fragment.
+        # A worker's part of the state depends on its environments, as in a replicated fragment.
         kinds = {name: self.fdg.row_kinds for name in self.fdg.fragments}
         return _start(self._worker_processes, self._assembly, kinds, self._stall_timeout_seconds)
 
@@ -100,7 +100,7 @@ def _start(
     kinds: Mapping[str, Mapping[Value, Kind]],
     timeout_seconds: float,
 ) -> list[Any]:
-    """Tells every process what to do; they compile at the same time."""
+    """Sends every process its job; the processes compile at the same time."""
     jobs = [
         _job(worker_processes, process_spec, assembly, kinds, timeout_seconds)
         for process_spec in worker_processes.process_specs
@@ -148,7 +148,7 @@ def _job(
         ),
         addresses=worker_processes.addresses(),
         timeout_seconds=timeout_seconds,
-        expendable=frozenset(b.name for b in worker_processes.process_specs if recovery_in(fdg, b)),
+        expendable=frozenset(s.name for s in worker_processes.process_specs if recovery_in(fdg, s)),
     )
 
 
@@ -158,7 +158,7 @@ def _fragment_job(
     part = assembly.plan.parts[worker_spec.fragment]
     layouts = assembly.layouts(worker_spec.fragment)
     layout = layouts[min(worker_spec.index, len(layouts) - 1)]
-    # Of a group, every process gets its part only.
+    # A process of a group gets only its own part.
     where = OneDevice(device=jax.devices("cpu")[0]) if part.fragment.group else layout
     values = assembly.first_values(part, where, (worker_spec.index, worker_spec.count), kinds)
     constants = {c.output for c in part.fragment.constants}
@@ -189,7 +189,7 @@ class _Preloading:
     """Preloads late messages at their senders, so that replacements can ask for them again."""
 
     sent = Sent()
-    """nothing: it is the senders that send, and count it"""
+    """nothing: the senders send these messages, and count them"""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Preloading:
         return _Preload(self._sources[message, sender, receiver], (message, sender, receiver))
 
     def close(self) -> None:
-        """Wakes all who wait for messages."""
+        """Wakes all processes that wait for messages."""
         self._worker_processes.launcher.stop()
 
 

@@ -1,8 +1,8 @@
 """Removes a directory when its last user has ended, however it ended.
 
 Runs as a separate process, because a killed process cannot clean up after itself:
-`python janitor.py DIRECTORY PROCESS`.
-Users note themselves in the directory. Imports nothing of fragflow, so that it stays small.
+`python cleanup.py DIRECTORY PROCESS`.
+Users register in the directory. Imports nothing of fragflow, so that it stays small.
 """
 
 import os
@@ -17,7 +17,7 @@ SUFFIX = ".user"
 
 
 def employ(directory: Path) -> None:
-    """This process uses `directory`; when it and all others have ended, it is removed."""
+    """Registers this process as a user of `directory`, which the last user's end removes."""
     process = str(os.getpid())
     (directory / f"{process}{SUFFIX}").touch(mode=0o600)
     subprocess.run(
@@ -41,7 +41,7 @@ def main(directory: Path, process: int) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process runs, or is stopped; not if it is dead and waited for."""
+    """True if a process runs or is stopped; on Linux not if it is dead but not yet waited for."""
     if not Path("/proc/self").exists():  # not Linux
         try:
             os.kill(process, 0)
@@ -57,5 +57,5 @@ def is_alive(process: int) -> bool:
 
 if __name__ == "__main__":
     if os.fork():
-        os._exit(0)  # nobody's child: who ends a process may end its children too
+        os._exit(0)  # leaves an orphan: whoever ends a process may end its children too
     main(Path(sys.argv[1]), int(sys.argv[2]))

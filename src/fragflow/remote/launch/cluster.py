@@ -1,8 +1,8 @@
-"""What is known of a Ray cluster before it is asked: where it is, and what fragments need there."""
+"""Settings of a Ray cluster: its address, and the resources that fragments need there."""
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from fragflow.errors import ConfigError, did_you_mean
 RAY_KEYS = ("address", "token-file", "insecure", "interface", "ports")
 NEED_KEYS = ("cpus", "gpus", "resources")
 RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
-"""resources that Ray keeps account of by itself"""
+"""resources that Ray accounts for by itself"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What each process of a fragment reserves, beyond what its devices say."""
+    """The resources that each process of a fragment reserves."""
 
     cpus: float = 1.0
     gpus: float | None = None
@@ -32,7 +32,7 @@ class Cluster:
 
     address: str | None = None
     token_file: str | None = None
-    """of who may use the cluster; by default Ray's own"""
+    """file of the token that lets us use the cluster; by default Ray's own"""
     insecure: bool = False
     """use a cluster that asks for no token"""
     interface: str | None = None
@@ -40,7 +40,7 @@ class Cluster:
     ports: tuple[int, int] = (0, 0)
     """first and last that may be used for messages; 0: any"""
     needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
-    """by fragment, or by a component of it"""
+    """by fragment, or by a place of the policy that is in it"""
 
 
 def find_cluster(path: str | None, address: str | None) -> Cluster | None:
@@ -52,7 +52,7 @@ def find_cluster(path: str | None, address: str | None) -> Cluster | None:
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """A `cluster.toml`."""
+    """Reads a `cluster.toml`."""
     title = f"--cluster {path}"
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -81,9 +81,9 @@ def read_cluster(path: str | Path) -> Cluster:
     )
 
 
-def need_of(cluster: Cluster, fragments: Sequence[str], devices: Mapping[str, int]) -> Need:
-    """What a process with these fragments reserves."""
-    named = [n for key, n in cluster.needs.items() if any(_matches(key, f) for f in fragments)]
+def need_of(cluster: Cluster, names: Collection[str], devices: Mapping[str, int]) -> Need:
+    """The resources of a process whose fragments a file may call by `names`."""
+    named = [need for key, need in cluster.needs.items() if key in names]
     resources: dict[str, float] = {}
     for need in named:
         for name, amount in need.resources.items():
@@ -96,18 +96,17 @@ def need_of(cluster: Cluster, fragments: Sequence[str], devices: Mapping[str, in
     )
 
 
-def check_needs(cluster: Cluster, fragments: Sequence[str]) -> None:
-    """Every fragment that a cluster's file speaks of must be one of the run's."""
+def check_needs(cluster: Cluster, fragments: Sequence[str], names: Collection[str]) -> None:
+    """Checks that every fragment in a cluster's file is one of the run's.
+
+    `names` are all names by which a file may call them.
+    """
     for key in cluster.needs:
-        if not any(_matches(key, fragment) for fragment in fragments):
+        if key not in names:
             raise ConfigError(
-                f"the cluster's file speaks of a fragment {key!r}, which this policy does not "
+                f"the cluster's file has a fragment {key!r}, which this policy does not "
                 f"make. Its fragments: {', '.join(fragments)}."
             )
-
-
-def _matches(key: str, fragment: str) -> bool:
-    return key == fragment or key in fragment.split("+")
 
 
 def _need(where: str, need: Mapping[str, Any]) -> Need:
@@ -118,7 +117,7 @@ def _need(where: str, need: Mapping[str, Any]) -> Need:
         if name in RAYS_OWN:
             raise ConfigError(
                 f"{where}: resources has {name!r}, which is Ray's own: expected those that nodes "
-                "were started with (ray start --resources). There are cpus and gpus besides."
+                "were started with (ray start --resources). cpus and gpus have keys of their own."
             )
     gpus = need.get("gpus")
     return Need(

@@ -1,4 +1,4 @@
-"""All processes of a run: started, replaced, ended."""
+"""Launchers start, replace and end all processes of a run."""
 
 import contextlib
 import time
@@ -16,23 +16,25 @@ from fragflow.remote.launch.placement import Placement
 from fragflow.remote.protocol.process_client import GRACE_SECONDS, START_SECONDS, RemoteProcess
 
 MAX_NAME_LENGTH = 40
-"""of a process, in the names of files: one with many fragments has all of their names"""
+"""of a process, in file names: one with many fragments is named after all of them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a process needs."""
+    """The needs of a process."""
 
     fragments: tuple[str, ...]
+    names: frozenset[str]
+    """names for it in a cluster's file: its fragments, and the policy's places in them"""
     devices: Mapping[str, int]
-    """by platform, how many it computes on"""
+    """by platform, the number that it computes on"""
 
 
 class Launcher(ABC):
     """Starts processes somewhere, and leaves nothing behind."""
 
     owns_devices = False
-    """whether a process sees the accelerators only that are its own"""
+    """True if a process sees only the accelerators that are its own"""
 
     def __init__(self) -> None:
         self.processes: dict[str, RemoteProcess] = {}
@@ -58,7 +60,7 @@ class Launcher(ABC):
         old.reap(time.monotonic())
         new = self._launch(name, self._demands[name], incarnation)
         new.is_closing = old.is_closing
-        new.address = old.address  # others may ask before it has greeted; they are told of the move
+        new.address = old.address  # others may ask before it is ready; they are told of the move
         self.processes[name] = new
         new.wait_ready(time.monotonic() + START_SECONDS)
         return new
@@ -69,7 +71,7 @@ class Launcher(ABC):
             process.is_closing = True
 
     def close(self) -> None:
-        """Ends all processes, and removes what they had."""
+        """Ends all processes, and removes their files."""
         for process in self.processes.values():
             with contextlib.suppress(FragflowError, zmq.ZMQError):
                 process.end()
@@ -89,7 +91,7 @@ class Launcher(ABC):
 
 
 def label_of(name: str, incarnation: int) -> str:
-    """What a process's files are called. Short: the path of a socket has 107 bytes at most."""
+    """The name of a process's files. Short: the path of a socket has 107 bytes at most."""
     if len(name) > MAX_NAME_LENGTH:
         digest = f"{zlib.crc32(name.encode()):08x}"
         name = f"{name[: MAX_NAME_LENGTH - len(digest) - 1]}_{digest}"
@@ -97,7 +99,7 @@ def label_of(name: str, incarnation: int) -> str:
 
 
 def jax_settings(demand: Demand) -> dict[str, str]:
-    """Environment variables by which JAX is set up in a process as it is here."""
+    """Environment variables that set up JAX in a process as it is here."""
     found = {"JAX_NUM_CPU_DEVICES": str(demand.devices.get("cpu", 1))}
     for name in (
         *("jax_cpu_enable_async_dispatch", "jax_enable_x64", "jax_disable_most_optimizations"),

@@ -17,17 +17,17 @@ from fragflow.remote.protocol.jobs import CODEC
 from fragflow.remote.protocol.process_client import RemoteProcess
 
 LAST_LINES = 12
-"""of a dead process's output, to be shown"""
+"""of a dead process's output, which are shown"""
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_", "VIRTUAL_ENV", "PYTHON"),
     *("JAX_", "XLA_", "TPU_", "CUDA_", "NVIDIA_", "NCCL_", "LD_", "NPROC", "OMP_", "MKL_"),
     *("MUJOCO_", "SDL_", "DISPLAY", "FRAGFLOW_"),
 )
-"""beginnings of environment variables that a worker's process gets"""
+"""prefixes of environment variables that a worker process gets"""
 
 
 class LocalLauncher(Launcher):
-    """Starts processes of this machine."""
+    """Starts processes on this machine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class LocalLauncher(Launcher):
 
 
 class Subprocess:
-    """A process of this machine."""
+    """A process on this machine."""
 
     def __init__(self, words: list[str], environment: Mapping[str, str], log: Path):
         self._log = log
@@ -60,7 +60,7 @@ class Subprocess:
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
-                # Ctrl-C and `timeout` mean a whole group: what comes of it the coordinator decides.
+                # Ctrl-C and `timeout` signal a whole group: only the coordinator is to react.
                 process_group=0,
             )
 
@@ -86,5 +86,5 @@ class Subprocess:
 
 
 def shared_memory() -> str | None:
-    """Where files are memory, if there is such a place."""
+    """The directory whose files are in memory, if there is one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None

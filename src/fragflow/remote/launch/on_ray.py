@@ -1,4 +1,7 @@
-"""Worker processes as actors of a Ray cluster. Ray places and watches them; messages go past it."""
+"""Worker processes as actors of a Ray cluster, which places and watches them.
+
+Messages do not go through Ray.
+"""
 
 import contextlib
 import os
@@ -25,13 +28,13 @@ from fragflow.remote.protocol.process_client import RemoteProcess
 from fragflow.remote.transport.endpoint import Network
 
 ROOM_SECONDS = 60.0
-"""for a cluster to find room"""
+"""time for a cluster to find room"""
 WATCH_SECONDS = 0.2
-"""how often Ray is asked whether an actor lives"""
+"""interval at which Ray is asked whether an actor lives"""
 NAME, COORDINATOR = "FRAGFLOW_WORKER", "FRAGFLOW_COORDINATOR"
-"""environment variables by which one sees who a process is, and whose"""
+"""environment variables that show the name of a process, and its coordinator"""
 PASSED_ON = ("JAX_", "XLA_", "NPROC", "FRAGFLOW_")
-"""beginnings of environment variables that change what is computed"""
+"""prefixes of environment variables that change results"""
 
 
 class RayLauncher(Launcher):
@@ -49,21 +52,23 @@ class RayLauncher(Launcher):
         self._bundles: dict[str, int] = {}
         self._leave: Callable[[], None] = lambda: None
         self._run = f"fragflow-{os.getpid()}-{secrets.token_hex(8)}"
-        # Wherever TMPDIR is: Ray's sockets lie deep in it, and their paths have 107 bytes at most.
+        # Not in TMPDIR: Ray's sockets lie deep below, and their paths have 107 bytes at most.
         short = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else None
         self._own = Path(tempfile.mkdtemp(prefix=f"fragflow-ray-{os.getpid()}-", dir=short))
         """for a cluster of our own"""
         employ(self._own)
 
     def start(self, demands: Mapping[str, Demand], placement: Placement) -> None:
-        check_needs(self._cluster, sorted({f for d in demands.values() for f in d.fragments}))
+        fragments = sorted({f for d in demands.values() for f in d.fragments})
+        names = frozenset().union(*(d.names for d in demands.values()))
+        check_needs(self._cluster, fragments, names)
         needs = {name: self._need(demand) for name, demand in demands.items()}
         self._leave = connected(self._ray, self._cluster, totals(list(needs.values())), self._own)
         self._reserve(needs, placement)
         super().start(demands, placement)
 
     def _need(self, demand: Demand) -> dict[str, float]:
-        need = need_of(self._cluster, demand.fragments, demand.devices)
+        need = need_of(self._cluster, demand.names, demand.devices)
         amounts = {"CPU": need.cpus, "GPU": need.gpus or 0.0, **need.resources}
         if not any(amounts.values()):
             raise ConfigError(
@@ -73,7 +78,7 @@ class RayLauncher(Launcher):
         return amounts
 
     def _reserve(self, needs: Mapping[str, Mapping[str, float]], placement: Placement) -> None:
-        """A place for every process, before any is started."""
+        """Reserves room for every process, before any is started."""
         bundles = [totals([needs[name] for name in site]) for site in placement.sites]
         self._bundles = {n: k for k, site in enumerate(placement.sites) for n in site}
         strategy = "PACK" if placement.is_packed else "SPREAD"

@@ -1,4 +1,4 @@
-"""Which processes should be on one host, and which on different ones. Decides; Ray acts."""
+"""Decides which processes should be on one host, and which on different ones; Ray places them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ class Placement:
 
     sites: tuple[tuple[str, ...], ...]
     is_packed: bool
-    """whether sites should be near one another: they exchange messages at every step"""
+    """True if sites should be near one another: they exchange messages at every step"""
 
 
 def place(fdg: FDG, processes: Sequence[str], routes: Sequence[Route]) -> Placement:
     """Joins processes that exchange messages at every step with each other only.
 
-    Where all exchange them with one, as environments with a central actor, one host may not have
-    room for all: they are packed onto as few as possible. So are groups, which reduce among
+    If all exchange them with one process, as environments with a central actor, one host may not
+    have room for all: they are packed onto as few as possible. So are groups, which reduce among
     themselves. Others are spread.
     """
     often = messages_in_rollouts(fdg)
@@ -66,7 +66,7 @@ def _sent(nodes: Sequence[Node]) -> set[str]:
 
 
 def totals(amounts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name; what nobody needs is left out."""
+    """Sums amounts by name; leaves out those of zero."""
     found: dict[str, float] = {}
     for each in amounts:
         for name, amount in each.items():

@@ -1,4 +1,4 @@
-"""A worker's process inside a Ray actor. Ray starts it where it is to be; messages go past Ray."""
+"""A worker process inside a Ray actor. Ray places and starts it; messages do not go through Ray."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionInfo:
-    """What an actor needs to reach its coordinator; sent by Ray, so only to cluster members."""
+    """Data for an actor to reach its coordinator; sent by Ray, so only to cluster members."""
 
     endpoint: str
     server_key: str
@@ -25,8 +25,8 @@ class WorkerActor:
     """The Ray actor that hosts one worker process."""
 
     def serve(self, connection: ConnectionInfo) -> bool:
-        """Works until the coordinator says goodbye; False if it is gone without."""
-        # Not above: Ray reads this module before the process's environment is set up.
+        """Works until the coordinator says "end"; False if the coordinator is gone before that."""
+        # Imported here: Ray reads this module before the process's environment is set up.
         import ray
         import zmq
 
@@ -50,7 +50,7 @@ class WorkerActor:
 
 
 def own_directory(name: str) -> Path:
-    """A run's directory on this host, which only this user can enter, and which will be removed."""
+    """Makes a run's directory on this host, for this user only; it is removed after the run."""
     from fragflow.remote.launch.cleanup import employ
     from fragflow.remote.launch.local import shared_memory
 
@@ -64,6 +64,6 @@ def own_directory(name: str) -> Path:
 
 
 def host_of(node: Any, directory: Path) -> str:
-    """Processes with the same answer see the same directory, and are on the same node."""
+    """A name of the host: processes with the same one are on the same node, and share files."""
     found = directory.stat()
     return f"{node}:{found.st_dev}:{found.st_ino}"

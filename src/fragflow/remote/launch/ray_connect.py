@@ -1,4 +1,4 @@
-"""Joins a Ray cluster, or makes one of our own; says what is wrong before anything starts."""
+"""Joins a Ray cluster, or makes one of our own; reports problems before anything starts."""
 
 import contextlib
 import logging
@@ -18,12 +18,12 @@ MIN_VERSION = (2, 54)
 """earlier ones do not ask for tokens"""
 CONNECT_SECONDS = 5.0
 SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""of HTTP/2, without any: length, type, flags, stream"""
+"""of HTTP/2, without settings: length, type, flags, stream"""
 TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 def import_ray() -> Any:
-    """Ray, if it is there and new enough."""
+    """Imports Ray; ConfigError if it is missing or too old."""
     try:
         import ray
         import ray.exceptions
@@ -46,7 +46,7 @@ def import_ray() -> Any:
 def connected(
     ray: Any, cluster: Cluster, needed: Mapping[str, float], directory: Path
 ) -> Callable[[], None]:
-    """Connects to a cluster that has what is needed; returns how to leave it.
+    """Connects to a cluster with all `needed` resources; returns a function that leaves it.
 
     `directory` is for a cluster of our own.
     """
@@ -57,11 +57,11 @@ def connected(
     with contextlib.ExitStack() as later:
         if cluster.address is None:
             later.enter_context(_variables(_own_token(directory)))
-            whole = {name: math.ceil(amount) for name, amount in needed.items()}  # as nodes have
+            whole = {name: math.ceil(amount) for name, amount in needed.items()}  # of nodes
             cpus = max(os.cpu_count() or 1, whole.pop("CPU", 1))
             whole.pop("GPU", None)
             with warnings.catch_warnings():
-                # JAX warns of forks; Ray's are followed by the start of a program at once.
+                # JAX warns of forks; Ray's forks start another program at once.
                 warnings.filterwarnings("ignore", message=".*os.fork")
                 ray.init(
                     address="local",
@@ -107,11 +107,11 @@ def _parts(address: str) -> tuple[str, int]:
 
 
 def _refuse_others(address: str, host: str, port: int) -> None:
-    """ConfigError if nobody answers, or somebody else: Ray itself would try for long."""
+    """Raises ConfigError if no Ray cluster answers: Ray itself would try for a long time."""
     try:
         with socket.create_connection((host, port), CONNECT_SECONDS) as there:
             is_ray = "RAY_USE_TLS" in os.environ or _speaks_http2(there)
-    except (OSError, OverflowError, UnicodeError) as error:  # also a name that cannot be one
+    except (OSError, OverflowError, UnicodeError) as error:  # also for names that are invalid
         why = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"no Ray cluster answers at {address}: {why}. Is its head running "
@@ -119,13 +119,13 @@ def _refuse_others(address: str, host: str, port: int) -> None:
         ) from None
     if not is_ray:
         raise ConfigError(
-            f"what answers at {address} is no Ray cluster's head: it does not speak gRPC. Is this "
+            f"the server at {address} is not a Ray cluster's head: it does not speak gRPC. Is this "
             "its GCS port (ray start --head --port)?"
         )
 
 
 def _speaks_http2(there: socket.socket) -> bool:
-    """Whether it answers an HTTP/2 client's first words (RFC 9113, 3.4) with its settings."""
+    """True if the server answers an HTTP/2 client's preface (RFC 9113, 3.4) with settings."""
     there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS_FRAME)
     answer = b""
     with contextlib.suppress(TimeoutError, ConnectionError):
@@ -175,7 +175,7 @@ def _their_token(cluster: Cluster) -> dict[str, str]:
 
 
 def read_token_again() -> None:
-    """Ray looks at its environment variables when it is imported, and keeps what it saw."""
+    """Has Ray read its environment variables again, which it does only when it is imported."""
     with contextlib.suppress(ImportError, AttributeError):  # another version of Ray
         from ray import _raylet as core
 

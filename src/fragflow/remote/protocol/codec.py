@@ -1,6 +1,6 @@
 """Plain data as bytes and back: a closed list of record types, JSON, and raw arrays beside it.
 
-What is read can only become one of the listed records, numbers, texts and arrays: no code runs.
+Bytes can only become one of the listed records, numbers, texts and arrays: no code runs.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The line between a coordinator and one process: requests, answers, signs of life."""
+"""The control channel between a coordinator and one process: requests, answers, heartbeats."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +16,16 @@ from fragflow.remote.transport.endpoint import (
 )
 
 BEAT_SECONDS = 1.0
-"""how often a process says that it lives"""
+"""interval of a process's heartbeats"""
 BEAT = b"beat"
 SEND_MILLISECONDS = 2000
-"""after which a word that cannot be sent has no one to hear it: zmq.Again"""
+"""time after which sending fails, as nobody seems to listen: zmq.Again"""
 MAX_QUEUED = 100_000
 """outgoing messages that may queue while the coordinator is busy: a day of heartbeats"""
 
 
 class ControlChannel:
-    """One end of it. Used by one thread at a time."""
+    """One end of the channel. Used by one thread at a time."""
 
     def __init__(self, context: "zmq.Context[Any]", codec: Codec):
         self._socket = context.socket(zmq.PAIR)
@@ -34,19 +34,19 @@ class ControlChannel:
         self.endpoint = ""
 
     def bind(self, endpoint: str) -> None:
-        """The coordinator's end."""
+        """Binds the coordinator's end."""
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(endpoint)
         self.endpoint = endpoint
 
     def bind_network(self, network: Network, keys: Keys) -> None:
-        """The coordinator's end, encrypted: for those who know the public key."""
+        """Binds the coordinator's end, encrypted: only for clients that know the public key."""
         self._socket.setsockopt(zmq.LINGER, 0)
         curve_server(self._socket, keys)
         self.endpoint = bind_tcp(self._socket, network)
 
     def connect(self, endpoint: str, server_key: str | None = None) -> None:
-        """The process's end."""
+        """Connects the process's end."""
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         if server_key is not None:
@@ -57,14 +57,14 @@ class ControlChannel:
     def say(self, word: str, content: Any = None) -> None:
         """Sends a word and plain data."""
         text, blobs = self._codec.encode(content)
-        # Copied: to send what is not its own, pyzmq would start a thread that stays for good.
+        # Copied: to send memory that is not its own, pyzmq would start a thread that never ends.
         self._socket.send_multipart([word.encode(), text, *blobs])
 
     def beat(self) -> None:
         self._socket.send(BEAT)
 
     def hear(self, milliseconds: int, bell: int | None = None) -> tuple[str, Any] | None:
-        """The next word and its data; ("beat", None) for a sign of life, None for silence.
+        """Waits for the next word and its data; ("beat", None) is a heartbeat, None silence.
 
         `bell` is the end of a pipe: a byte in it ends the wait.
         """
@@ -81,7 +81,7 @@ class ControlChannel:
         return word, self._codec.decode(frames[1].buffer, _buffers(frames[2:]))
 
     def is_silent(self) -> bool:
-        """Whether nothing waits to be heard."""
+        """True if no message waits to be heard."""
         return not self._socket.poll(0)
 
     def close(self) -> None:

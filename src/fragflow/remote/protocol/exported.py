@@ -1,4 +1,4 @@
-"""Programs that travel: exported where the algorithm is known, compiled where they run."""
+"""Programs for other processes: exported where the algorithm is known, compiled where they run."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from fragflow.runtime.programs.compile import Executable, SegmentFunction, compi
 from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice
 
 FOREIGN_CALLS = {"fragflow_discounted_sums": native.absent}
-"""functions in C++ that programs call, and what makes them known to a process, or says why not"""
+"""C++ functions that programs call; each value makes one known to a process, or says why not"""
 
 _TARGET = re.compile(r"\b\w+_\w+\b(?=[,'\]])")
 
@@ -26,7 +26,7 @@ class ExportedProgram:
 
     plain: bytes
     inlined: bytes
-    """the same with components inlined: see shared_operands.py"""
+    """the same with components inlined: see `compile_safely`"""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     donated: tuple[int, ...]
@@ -79,12 +79,12 @@ def export_program(function: SegmentFunction) -> ExportedProgram:
 
 
 def compile_exported(exported: ExportedProgram, layout: Layout) -> Executable:
-    """Compiles a program for where this process runs it."""
+    """Compiles a program for the devices on which this process runs it."""
     for name, absent in FOREIGN_CALLS.items():
         if name.encode() in exported.plain and (reason := absent()):
             raise ConfigError(
                 f"{exported.name} calls {name}, which this worker's machine does not have: {reason}"
-                ". Or compute by XLA: --implementation discounted_sums=xla"
+                ". Alternatively, use XLA: --implementation discounted_sums=xla"
             )
 
     def lowered(inline: bool) -> Any:

@@ -1,7 +1,7 @@
 """Replicas of a group in processes of their own, whose devices JAX sees as one mesh.
 
-What they exchange goes past our messages: through gloo between CPUs, NCCL between GPUs. Neither
-encrypts, and whoever reaches their ports can join, so they listen at the run's interface only.
+Their exchange bypasses our messages: it goes through gloo between CPUs, NCCL between GPUs. Neither
+encrypts, and anyone who reaches their ports can join, so they listen only at the run's interface.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ class Membership:
     """A process's place in a group."""
 
     leader: str
-    """host:port, where the first process keeps the group's register"""
+    """host:port at which the first process keeps the group's register"""
     rank: int
     size: int
     devices: tuple[int, ...] | None
-    """accelerators, by their number on this machine; None: all that the process sees"""
+    """numbers of its accelerators on this machine; None: all that the process sees"""
 
 
 def join_groups(
@@ -56,7 +56,7 @@ def join_groups(
 
 
 def free_endpoint(network: Network) -> str:
-    """An address at which nobody listens: with a port in use, JAX would end the process."""
+    """Finds an address at which nobody listens: if a port is in use, JAX ends the process."""
     last = network.last_port + 1
     for port in range(network.first_port, last) if network.first_port else (0,):
         family = socket.AF_INET6 if ":" in network.interface else socket.AF_INET
@@ -71,7 +71,7 @@ def free_endpoint(network: Network) -> str:
 
 
 def join(membership: Membership, network: Network) -> None:
-    """Makes this process's devices part of its group's; before JAX has looked for any."""
+    """Adds this process's devices to those of its group, before JAX has looked for any."""
     # So that a lost partner is an error here, not the end of the process.
     jax.config.update("jax_enable_recoverability", True)
     collect_at(network.interface)

@@ -1,7 +1,7 @@
-"""What a worker's process is told: programs, interfaces, first values. Data, no code.
+"""Jobs of worker processes: programs, interfaces and first values. Data, no code.
 
-Graphs and plans are sent without what only their compilation needs, so that a process can run any
-algorithm without having it.
+Graphs and plans are sent without the parts that only their compilation needs, so that a process
+can run any algorithm without having its code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class OpenEnvironments:
     ids: tuple[int, ...]
     one_by_one: bool
     path: tuple[str, ...]
-    """where Python finds their modules"""
+    """directories in which Python finds their modules"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class FragmentJob:
     part: FragmentPlan
     replicas: tuple[int, ...]
     devices: tuple[int, ...]
-    """by their number on the fragment's platform"""
+    """numbers of devices on the fragment's platform"""
     programs: tuple[ExportedProgram, ...]
     constants: Mapping[Value, Any]
     values: Mapping[Value, Any]
@@ -76,7 +76,7 @@ class FragmentJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that a process does in an iteration."""
+    """All that a process needs to run iterations."""
 
     me: str
     fdg: FDG
@@ -94,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What has become of a worker in its process."""
+    """Facts about a worker that its process reports once it is ready."""
 
     computed: Computed
     """implementations of kernels that are in its programs"""
@@ -104,12 +104,12 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPoint:
-    """Where an expendable process stands after an iteration, so that another can go on."""
+    """The state of an expendable process after an iteration, from which another can go on."""
 
     iteration: int
-    """the next one"""
+    """number of the next one"""
     state: Mapping[str, Mapping[Value, Any]]
-    """by fragment, what no other process knows"""
+    """by fragment, the state that no other process has"""
     counts: Mapping[int, int]
     """by route, messages sent or taken"""
     metrics: Mapping[str, Mapping[Value, Any]]
@@ -140,7 +140,7 @@ CODEC = Codec(
 
 
 def thin_graph(fdg: FDG, parts: Sequence[FragmentPlan]) -> FDG:
-    """The graph as workers of `parts` need it: interfaces, no programs."""
+    """Reduces a graph to what workers of `parts` need: interfaces, no programs."""
     names = {part.fragment.name for part in parts}
     used = _values_of(fdg, parts)
     avals = {
@@ -162,6 +162,8 @@ def thin_graph(fdg: FDG, parts: Sequence[FragmentPlan]) -> FDG:
             avals=avals,
             extent=fdg.program.extent,
             labels={},
+            params=frozenset(),
+            episodes={},
         ),
         fragments={
             name: replace(f, constants=(), loop=_thin_loop(f.loop))
@@ -177,7 +179,7 @@ def thin_graph(fdg: FDG, parts: Sequence[FragmentPlan]) -> FDG:
 
 
 def thin_part(part: FragmentPlan) -> FragmentPlan:
-    """A fragment's plan without what its programs were compiled from."""
+    """Reduces a fragment's plan: without the nodes that its programs were compiled from."""
     wanted = {v for out_of_order in part.out_of_order for v in out_of_order.inputs}
     fragment = replace(
         part.fragment,

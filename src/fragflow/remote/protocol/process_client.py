@@ -1,4 +1,4 @@
-"""A worker's process as its coordinator sees it: asked, listened to, ended."""
+"""A worker process as its coordinator sees it: sends requests, hears answers, ends it."""
 
 import queue
 import threading
@@ -18,38 +18,38 @@ from fragflow.remote.transport.mailbox import POLL_MILLISECONDS
 from fragflow.runtime.drivers.channels import Closed
 
 START_SECONDS = 120.0
-"""for a process to start, on a machine that has other things to do as well"""
+"""time for a process to start, even on a busy machine"""
 SILENCE_SECONDS = 10 * BEAT_SECONDS
-"""without a sign of life, after which a process counts as stuck"""
+"""time without a sign of life after which a process counts as stuck"""
 GRACE_SECONDS = 5.0
-"""for a process to end by itself"""
+"""time for a process to end by itself"""
 
 
 class WorkerLost(RunError):
-    """A worker's process has died, or gives no sign of life."""
+    """Raised if a worker process has died, or gives no sign of life."""
 
 
 class ProcessHandle(Protocol):
     """The launcher's handle on a process it started: exit status, last output, termination."""
 
     def how_it_ended(self) -> str | None:
-        """Such as "was killed by signal 9"; None while it runs."""
+        """Describes its end, such as "was killed by signal 9"; None while it runs."""
         ...
 
     def last_words(self) -> str:
-        """The end of its output, where that is known."""
+        """The end of its output, if that is known."""
         ...
 
     def end(self, deadline: float) -> None:
-        """Waits for its end, or makes it; also that of one that is stopped."""
+        """Waits for it to end until the deadline, then kills it, even if it is stopped."""
         ...
 
 
 class RemoteProcess:
-    """One worker's process."""
+    """The coordinator's client of one worker process."""
 
     address: Address
-    """where it receives messages; known once it has greeted"""
+    """at which it receives messages; known once it is ready"""
 
     def __init__(self, name: str, control: ControlChannel, handle: ProcessHandle):
         self.name = name
@@ -59,10 +59,10 @@ class RemoteProcess:
         self._handle = handle
         self._lock = threading.Lock()
         self._last_error: Mapping[str, str] | None = None
-        """what it said before it ended, while nobody listened"""
+        """the error that it sent before it ended, while nobody listened"""
 
     def wait_ready(self, deadline: float) -> None:
-        """Waits for it to be ready; refuses one of another version."""
+        """Waits for it to be ready; refuses other versions."""
         with self._lock:
             word, (theirs, self.address) = self._answer(deadline)
         assert word == "ready"
@@ -71,9 +71,9 @@ class RemoteProcess:
     def call(
         self, word: str, content: Any = None, on_point: Callable[[Any], None] | None = None
     ) -> Any:
-        """Has the process do something, and returns what comes of it.
+        """Sends the process a request, and returns the result.
 
-        `on_mark` hears of what it tells meanwhile.
+        `on_point` is called with the replay points that it sends meanwhile.
         """
         try:
             with self._lock:
@@ -83,12 +83,12 @@ class RemoteProcess:
             self._run_errands_if_idle()
 
     def notify(self, word: str, content: Any) -> None:
-        """Tells the process something, from any thread; it does not answer."""
+        """Sends the process a notice, which it does not answer; from any thread."""
         self._errands.put((word, content))
         self._run_errands_if_idle()
 
     def begin(self, word: str, content: Any = None) -> None:
-        """Has the process do something; `finish` waits for it."""
+        """Sends the process a request; `finish` waits for the result."""
         self._run_errands()
         self._say(word, content)
 
@@ -113,20 +113,20 @@ class RemoteProcess:
                 self._lock.release()
 
     def reap(self, deadline: float) -> None:
-        """Waits for its end, or makes it."""
+        """Waits for it to end until the deadline, then kills it."""
         self._handle.end(deadline)
         self._control.close()
 
     def _answer(self, deadline: float | None = None) -> tuple[str, Any]:
-        """The next answer; an error if the process dies, or gives no sign of life.
+        """Waits for the next answer; raises if the process dies, or gives no sign of life.
 
-        Before its `deadline` a process that starts need not give any.
+        A process that is starting need not give any before its `deadline`.
         """
         silence, before = 0.0, time.monotonic()
         told_to_stop: float | None = None
         while True:
             if deadline is None:
-                self._run_errands()  # who starts does not listen yet
+                self._run_errands()  # a process that is starting does not listen yet
             message = self._control.hear(POLL_MILLISECONDS)
             now = time.monotonic()
             # If we were stopped ourselves (Ctrl-Z), nobody has listened meanwhile.
@@ -154,12 +154,12 @@ class RemoteProcess:
                 raise Closed
 
     def _run_errands_if_idle(self) -> None:
-        """Who holds the control runs them otherwise: while it waits, or when it lets go."""
+        """Sends notices, unless another thread has the lock, which then sends them itself."""
         while not self._errands.empty() and self._lock.acquire(blocking=False):
             try:
                 self._run_errands()
             except FragflowError:
-                return  # whoever needs it will notice
+                return  # the next request will fail as well
             finally:
                 self._lock.release()
 
@@ -177,7 +177,7 @@ class RemoteProcess:
 
     @property
     def loss(self) -> str | None:
-        """How it ended, if it has."""
+        """A description of its end; None while it runs."""
         how = self._handle.how_it_ended()
         return how and f"worker process {self.name} {how}{self._handle.last_words()}"
 
@@ -190,7 +190,7 @@ class RemoteProcess:
 
 
 def _retold(told: Mapping[str, str]) -> FragflowError:
-    """An error of a process, as it has told it."""
+    """Rebuilds an error that a process has reported."""
     error: FragflowError = getattr(errors, told["kind"], RunError)(told["words"])
     error.__cause__ = Elsewhere(told["story"]) if told["story"] else None
     return error

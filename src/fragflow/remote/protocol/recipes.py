@@ -1,4 +1,4 @@
-"""Environments on the host travel as recipes: the class that makes them, and its fields.
+"""Recipes by which other processes make environments on the host: a class, and its fields.
 
 Nothing is pickled: a recipe names a class of an installed module, or of the user's, which the
 worker's process imports, and holds plain data.
@@ -27,11 +27,11 @@ class Recipe:
     name: str
     fields: Mapping[str, Any]
     code: str = ""
-    """a digest of the module's code: elsewhere it must be the same"""
+    """digest of the module's code, which must be the same in the other process"""
 
 
 def recipe_of(value: Any, title: str) -> Any:
-    """`value` as plain data and recipes; `title` says what it is, in errors."""
+    """Converts `value` to plain data and recipes; errors call it `title`."""
     if value is None or isinstance(value, bool | int | float | str | np.ndarray | np.dtype):
         return value
     if isinstance(value, np.generic):
@@ -70,14 +70,14 @@ def _recipe(kind: type, fields: Mapping[str, Any]) -> Recipe:
 
 
 def _digest(module: Any) -> str:
-    """Of a module's source; empty if it has none."""
+    """The digest of a module's source; empty if it has none."""
     with contextlib.suppress(OSError, TypeError):
         return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
     return ""
 
 
 def make(recipe: Any) -> Any:
-    """What a recipe describes."""
+    """Makes the object that a recipe describes."""
     if isinstance(recipe, Recipe):
         made: Any = importlib.import_module(recipe.module)
         if _digest(made) != recipe.code:
@@ -99,5 +99,5 @@ def make(recipe: Any) -> Any:
 
 
 def search_path() -> list[str]:
-    """Where the other process finds the user's modules."""
+    """Directories in which the other process finds the user's modules."""
     return [path for path in sys.path if path]

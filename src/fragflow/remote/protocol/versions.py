@@ -1,4 +1,4 @@
-"""What must be the same in all processes of a run."""
+"""Versions that must be the same in all processes of a run."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -7,7 +7,7 @@ from fragflow.errors import RunError
 
 
 def versions() -> dict[str, str]:
-    """Of what could give other results, or not understand one another."""
+    """Versions of software that could give other results, or speak another protocol."""
     found = {"python": platform.python_version()}
     for package in ("jax", "jaxlib", "numpy", "fragflow"):
         try:
@@ -18,7 +18,7 @@ def versions() -> dict[str, str]:
 
 
 def refuse_other(theirs: dict[str, str], who: str) -> None:
-    """RunError if a process is not like this one."""
+    """Raises RunError if a process has other versions than this one."""
     ours = versions()
     different = [
         f"{name} {theirs.get(name)} instead of {wanted}"

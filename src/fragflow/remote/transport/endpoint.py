@@ -1,4 +1,4 @@
-"""Where a process receives messages: sockets that are bound before anyone is told of them."""
+"""Endpoints at which processes receive messages: sockets, bound before others learn of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,17 +11,17 @@ from fragflow.errors import RunError
 from fragflow.remote.transport.unix_socket import UnixReceiver
 
 CAPACITY = 64
-"""messages that may wait in a socket of the network before its sender does"""
+"""messages that may queue in a network socket before its sender has to wait"""
 
 Keys = tuple[bytes, bytes]
 """(public, secret) of one socket
 
-Who does not know the public one cannot connect: it is told to the processes of a run only."""
+Only a client that knows the public one can connect; only the processes of a run are told it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a process receives messages, as others know it."""
+    """The address at which a process receives messages, as others know it."""
 
     path: str | None = None
     """of a Unix socket, for processes of the same host"""
@@ -29,12 +29,12 @@ class Address:
     """a directory of shared memory, for processes of the same host"""
     host: str = ""
     endpoint: str | None = None
-    """for everyone"""
+    """for processes of all hosts"""
     public_key: str | None = None
     """of that endpoint: messages are encrypted"""
 
     def is_near(self, other: "Address") -> bool:
-        """Whether they are on the same host."""
+        """True if both are on the same host."""
         return self.path is not None and self.host == other.host
 
     def shares_memory_with(self, other: "Address") -> bool:
@@ -46,17 +46,17 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """How a process is reached from other hosts."""
+    """The interface and ports at which other hosts reach a process."""
 
     interface: str
-    """the address of this host that is listened at, and no other"""
+    """the only address of this host to listen at"""
     first_port: int = 0
     last_port: int = 0
-    """0: any that is free"""
+    """0: any free one"""
 
 
 class Endpoint:
-    """Where a process receives messages. Used by one thread at a time."""
+    """The sockets at which a process receives messages. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self.context = zmq.Context(io_threads=1)
@@ -67,11 +67,11 @@ class Endpoint:
         self._watched: set[int] = set()
 
     def bind_path(self, path: str) -> None:
-        """Receives messages of this host."""
+        """Opens the socket for messages from this host."""
         self._near = UnixReceiver(path)
 
     def bind_network(self, network: Network, is_encrypted: bool = True) -> str:
-        """Receives messages from other hosts; at which endpoint."""
+        """Opens the socket for messages from other hosts; returns its endpoint."""
         socket = self._far = self.context.socket(zmq.PULL)
         socket.setsockopt(zmq.RCVHWM, CAPACITY)
         self._poller.register(socket, zmq.POLLIN)
@@ -80,7 +80,7 @@ class Endpoint:
         return bind_tcp(socket, network)
 
     def receive(self, milliseconds: int) -> Sequence[Any] | None:
-        """The next message, in frames; None if there is none by then."""
+        """Waits for the next message, in frames; None if none has come by then."""
         if self._far is None and self._near is not None:
             return self._near.receive(milliseconds)
         if self._near is not None and (frames := self._near.receive(0)) is not None:
@@ -119,11 +119,11 @@ class TcpSender:
         connect_to(self._socket, address.endpoint)
 
     def send(self, frames: Sequence[Any]) -> None:
-        """Takes a message, if `flush` has said so."""
+        """Takes a message; `flush` must have returned True."""
         self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
     def flush(self, milliseconds: int) -> bool:
-        """Whether the next message can be taken; waits a while for it."""
+        """True if the next message can be taken; waits a while for it."""
         return bool(self._socket.poll(milliseconds, zmq.POLLOUT))
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class TcpSender:
 def open_endpoint(
     directory: Path, label: str, host: str = "", network: Network | None = None
 ) -> tuple[Endpoint, Address]:
-    """The endpoint of a process, and its address."""
+    """Opens the endpoint of a process; returns its address as well."""
     endpoint = Endpoint()
     address = Address(path=f"{directory}/{label}", shared_memory=str(directory), host=host)
     endpoint.bind_path(f"{directory}/{label}")
@@ -155,13 +155,13 @@ def curve_client(socket: "zmq.Socket[bytes]", server_key: str) -> None:
 
 
 def connect_to(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    """Connects a socket to where another one is bound."""
+    """Connects a socket to the endpoint of another one."""
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.connect(endpoint)
 
 
 def bind_tcp(socket: "zmq.Socket[bytes]", network: Network) -> str:
-    """Binds a socket to a free port; its endpoint."""
+    """Binds a socket to a free port; returns its endpoint."""
     if ":" in network.interface:
         socket.setsockopt(zmq.IPV6, 1)
     interface = f"[{network.interface}]" if ":" in network.interface else network.interface

@@ -15,7 +15,7 @@ MAGIC = b"ffm1"
 _HEAD = struct.Struct("<4sIIQH")
 _ARRAY = struct.Struct("<BB")
 NOTHING = 255
-"""in place of a type: a value that this sender leaves to another one"""
+"""in place of a type: a value that another sender sends"""
 
 DTYPES = tuple(
     np.dtype(name)
@@ -32,18 +32,18 @@ Types = tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
 
 
 class Header(NamedTuple):
-    """Whose message it is, and which."""
+    """The route and number of a message, and the types of its arrays."""
 
     route: int
     incarnation: int
-    """of its sender: how often that was replaced"""
+    """of its sender: the number of times it was replaced"""
     sequence: int
     types: Types
-    """shape and type of each array; None for one that does not come from here"""
+    """shape and type of each array; None for one that another sender sends"""
 
 
 def pack(route: int, incarnation: int, sequence: int, types: Types) -> bytes:
-    """The header of a message."""
+    """Packs the header of a message."""
     return _HEAD.pack(MAGIC, route, incarnation, sequence, len(types)) + _packed(types)
 
 
@@ -52,7 +52,7 @@ def types_of(arrays: Sequence[np.ndarray | None]) -> Types:
 
 
 def unpack(head: bytes | memoryview) -> Header:
-    """Reads a header; RunError if it is none."""
+    """Unpacks a header; RunError if it is not a valid one."""
     try:
         magic, route, incarnation, sequence, count = _HEAD.unpack_from(head, 0)
         if magic != MAGIC:
@@ -63,7 +63,7 @@ def unpack(head: bytes | memoryview) -> Header:
     return Header(route, incarnation, sequence, types)
 
 
-# All messages of a route are alike: most are packed and unpacked as before.
+# All messages of a route are alike, so that most types are found in these caches.
 
 
 @functools.lru_cache(maxsize=4096)
@@ -106,7 +106,7 @@ def array_from(buffer: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> np.nd
 
 
 def arrays_of(payload: Sequence[Any]) -> list[np.ndarray | None]:
-    """A message's values as arrays of the host; without a copy where they are there already."""
+    """A message's values as arrays on the host; without a copy if they are there already."""
     return [None if value is None else np.asarray(value) for value in payload]
 
 

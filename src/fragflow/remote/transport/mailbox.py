@@ -1,4 +1,4 @@
-"""Messages between processes: sockets for frames, shared memory for what is large."""
+"""Messages between processes: sockets for frames, shared memory for large ones."""
 
 import math
 import os
@@ -27,14 +27,14 @@ from fragflow.runtime.drivers.channels import Closed, Payload
 from fragflow.runtime.drivers.traffic import Sent
 
 LARGE_BYTES = int(os.environ.get("FRAGFLOW_LARGE_BYTES", 1 << 18))
-"""from here on, a message goes through shared memory if its receiver is on the same host"""
+"""size from which a message goes through shared memory if its receiver is on the same host"""
 POLL_MILLISECONDS = 50
-"""how soon a process that waits notices that the run is over"""
+"""interval at which a waiting process checks whether the run is over"""
 BACKLOG_MILLISECONDS = 1
-"""how often a process looks whether what it has to send can go"""
+"""interval at which a process checks whether a message can be sent"""
 
 Moves = queue.SimpleQueue[tuple[str, Address, Mapping[int, int]]]
-"""processes that were replaced: where they are now; by route, which message they want first"""
+"""replaced processes: name, new address and, by route, the first message that they want"""
 RouteKey = tuple[str, int, int]
 """(message, sending replica, receiving replica)"""
 
@@ -46,7 +46,7 @@ class Route:
     number: int
     key: RouteKey
     source: str
-    """the process that sends, by its address' name"""
+    """name of the process that sends"""
     target: str
 
     @property
@@ -66,12 +66,12 @@ class _RouteState:
     taken: int = 0
     """received, and taken out of the inbox"""
     incarnation: int = 0
-    """of its sender, as far as we have heard"""
+    """of its sender, as far as we know"""
     slots: SharedSlots | None = None
     is_near: bool | None = None
-    """whether its receiver, which is never replaced, shares our memory; None: not yet known"""
+    """True if its receiver, which is never replaced, shares our memory; None: not yet known"""
     kept: "deque[tuple[int, Payload]]" = field(default_factory=deque)
-    """what was sent to a process that may have to be replaced, by number"""
+    """messages sent to a process that may have to be replaced, with their numbers"""
 
     def put(self, payload: Payload) -> None:
         self.channels.send(self, payload)
@@ -91,20 +91,20 @@ class SocketChannels:
         expendable: Collection[str] = (),
         moves: Moves | None = None,
     ):
-        """What is sent to an `expendable` process is kept, for its next incarnation.
+        """Messages to an `expendable` process are kept, for its next incarnation.
 
-        `moves` may be added to from any thread.
+        Any thread may add to `moves`.
         """
         self.timeout_seconds = timeout_seconds
         self.is_closed = False
         self.sent = Sent()
-        """what has left this process, and what did so again"""
+        """messages that have left this process, including those sent again"""
         self._me = me
         self._addresses = dict(addresses)
         self._expendable = frozenset(expendable)
         self._moves: Moves = moves or queue.SimpleQueue()
         self._backlog: dict[str, deque[tuple[_RouteState, int, Payload]]] = {}
-        """by replaced process, what it has yet to be sent again"""
+        """by replaced process, messages still to be sent to it again"""
         self._incarnation = incarnation
         self._endpoint = endpoint
         self._routes = {info.number: _RouteState(info, self) for info in routes}
@@ -115,7 +115,7 @@ class SocketChannels:
         return self._by_key[message, sender, receiver]
 
     def send(self, route: _RouteState, payload: Payload) -> None:
-        """Sends arrays; waits while the receiver has too many that it has not taken."""
+        """Sends arrays; waits while the receiver has too many messages to take."""
         arrays = arrays_of(payload)
         types = types_of(arrays)
         self._check_types(route, types)
@@ -146,16 +146,16 @@ class SocketChannels:
         while True:
             self.serve_moves()
             if route.info.target in self._backlog:
-                # Behind replayed messages. It may arrive twice: receivers drop numbers they have.
+                # After replayed messages. It may arrive twice: receivers drop numbers they have.
                 self._backlog[route.info.target].append((route, route.sent - 1, payload))
                 return
-            sender_socket = self._sender_to(route.info.target)
-            is_out = sender_socket.flush(0)
+            sender = self._sender_to(route.info.target)
+            is_out = sender.flush(0)
             if is_out and not is_taken:
-                sender_socket.send(frames)
+                sender.send(frames)
                 self.sent.add(arrays)
                 is_taken = True
-                is_out = sender_socket.flush(0)
+                is_out = sender.flush(0)
             if is_out:
                 return
             if time.monotonic() > deadline:
@@ -164,16 +164,16 @@ class SocketChannels:
                     "seconds: its receiver is stuck"
                 )
             self._while_waiting()
-            sender_socket.flush(BACKLOG_MILLISECONDS)
+            sender.flush(BACKLOG_MILLISECONDS)
 
     def _while_waiting(self) -> None:
-        """Takes what has come while a message cannot be sent: its receiver may wait for us too."""
+        """Takes messages while one cannot be sent: its receiver may be waiting for us, too."""
         if self.is_closed:
             raise Closed
         self._take_all()
 
     def get(self, source: _RouteState, what: str) -> Payload:
-        """The next payload of a route, or an error that names what was waited for."""
+        """Waits for the next payload of a route; an error names it by `what`."""
         deadline = time.monotonic() + self.timeout_seconds
         while not source.inbox:
             if self.is_closed:
@@ -193,14 +193,14 @@ class SocketChannels:
         return source.inbox.popleft()
 
     def counts(self) -> dict[int, int]:
-        """By route, how many messages were sent, or taken."""
+        """The number of messages that were sent or taken, by route."""
         return {
             number: route.sent if route.info.source == self._me else route.taken
             for number, route in self._routes.items()
         }
 
     def resume(self, counts: Mapping[int, int]) -> None:
-        """Goes on where an earlier incarnation of this process was."""
+        """Continues the counts of an earlier incarnation of this process."""
         for number, count in counts.items():
             route = self._routes[number]
             route.sent = route.received = route.taken = count
@@ -210,17 +210,20 @@ class SocketChannels:
         for number, count in counts.items():
             route = self._routes[number]
             if route.info.target == self._me:
-                sender_socket = self._sender_to(route.info.source)
-                if sender_socket.flush(0):  # else the next one says as much
-                    sender_socket.send([pack(number, self._incarnation, count, ())])
+                sender = self._sender_to(route.info.source)
+                if sender.flush(0):  # else the next acknowledgement covers this one
+                    sender.send([pack(number, self._incarnation, count, ())])
 
     def idle(self) -> None:
-        """To be called now and then while nothing is to be done: others may wait for us."""
+        """Serves others, which may wait for us; to be called now and then if there is no work."""
         self.serve_moves()
         self._take_all()
 
     def serve_moves(self) -> None:
-        """Sends what replaced processes want, as far as they take it: they may wait for us too."""
+        """Sends replaced processes the messages they want, as far as they take them at once.
+
+        It does not wait: they may be waiting for us, too.
+        """
         if self._moves.empty() and not self._backlog:
             return
         while not self._moves.empty():
@@ -235,22 +238,22 @@ class SocketChannels:
                 if sequence >= count
             )
         for target, rest in list(self._backlog.items()):
-            sender_socket = self._sender_to(target)
-            while rest and sender_socket.flush(0):
+            sender = self._sender_to(target)
+            while rest and sender.flush(0):
                 route, sequence, payload = rest.popleft()
                 arrays = arrays_of(payload)
                 head = pack(route.info.number, self._incarnation, sequence, types_of(arrays))
                 parts = [raw(a) for a in arrays if a is not None]
-                sender_socket.send([head, *parts])
+                sender.send([head, *parts])
                 self.sent.add(arrays)
-            if not rest and sender_socket.flush(0):
+            if not rest and sender.flush(0):
                 del self._backlog[target]
 
     def close(self) -> None:
-        """Called by the thread that uses it, when it is done."""
+        """Closes all sockets; to be called by the thread that uses them."""
         self.is_closed = True
-        for sender_socket in self._outgoing.values():
-            sender_socket.close()
+        for sender in self._outgoing.values():
+            sender.close()
         self._endpoint.close()
 
     def _take_all(self) -> None:
@@ -258,7 +261,7 @@ class SocketChannels:
             self._take(frames)
 
     def _take(self, frames: Sequence[Any]) -> None:
-        """Takes one message, of whatever route."""
+        """Takes one message of any route."""
         head, *parts = frames
         header = unpack(head)
         route = self._routes.get(header.route)
@@ -269,7 +272,7 @@ class SocketChannels:
         if route is None or route.info.target != self._me:
             raise RunError(f"a message came by route {header.route}, which does not end here")
         if header.incarnation < route.incarnation:
-            return  # from one that was replaced
+            return  # from an incarnation that was replaced
         if header.incarnation > route.incarnation:
             route.incarnation, route.slots = header.incarnation, None
         if header.sequence < route.received:
@@ -299,7 +302,7 @@ class SocketChannels:
         return [None if t is None else array_from(next(rest), *t) for t in header.types]
 
     def _check_types(self, route: _RouteState, types: tuple[Any, ...]) -> None:
-        """All messages of a route are alike."""
+        """Refuses a message with other types than those before it on its route."""
         if route.types is None:
             route.types = types
         elif types != route.types:

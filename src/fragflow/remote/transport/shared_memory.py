@@ -17,7 +17,7 @@ _MIN_PAUSE, _MAX_PAUSE = 20e-6, 1e-3
 
 
 class SharedSlots:
-    """Slots in a file that both processes map. Its first word counts what the reader has taken."""
+    """Slots in a file that both processes map. Its first word counts the messages taken."""
 
     def __init__(self, memory: mmap.mmap, slot_bytes: int):
         self._memory = memory
@@ -26,14 +26,14 @@ class SharedSlots:
 
     @classmethod
     def create(cls, path: Path, message_bytes: int, first: int = 0) -> "SharedSlots":
-        """Makes a new file, which nobody else may have, for messages from number `first` on."""
+        """Creates a file, which must not exist yet, for messages from number `first` on."""
         slot = -(-message_bytes // _ALIGNMENT) * _ALIGNMENT
         size = _ALIGNMENT + SLOTS * slot
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, size)  # rather an error here than a signal later
+            os.posix_fallocate(descriptor, 0, size)  # better an error here than a signal later
             slots = cls(mmap.mmap(descriptor, size), slot)
-            slots._done[0] = first  # who takes the place of a lost process does not begin with 0
+            slots._done[0] = first  # the replacement of a lost process does not begin with 0
             return slots
         except OSError as error:
             raise RunError(f"no room for {size:,} bytes of shared memory: {error}") from error
@@ -56,7 +56,7 @@ class SharedSlots:
         timeout_seconds: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Puts message `number` into its slot, once the reader has taken what was there."""
+        """Puts message `number` into its slot, once the reader has taken the one in it."""
         self._await_room(number, timeout_seconds, meanwhile)
         position = self._position(number)
         for part in parts:

@@ -1,7 +1,7 @@
 """Messages between processes of one host: Unix sockets, used by the threads that send and receive.
 
-ZeroMQ hands every message to threads of its own, on both sides. On one host, waking them costs
-several times what the message costs.
+ZeroMQ passes every message to threads of its own, on both sides. On one host, waking them costs
+several times as much as the message.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from fragflow.errors import RunError
 _COUNT = struct.Struct("<I")
 MAX_FRAMES = 1 << 16
 MAX_BYTES = 1 << 40
-"""of one message; more is a sign of something else"""
+"""of one message; a larger size means that the sender is not one of fragflow's"""
 ROOM = 1 << 17
-"""bytes that are read at once; a larger message gets a place of its own"""
+"""bytes that are read at once; a larger message gets a buffer of its own"""
 AT_ONCE = 512
-"""buffers that a system takes in one call"""
+"""most buffers that are given to the system in one call"""
 ALIGNMENT = 8
 """of every frame in its message, so that arrays over it are aligned"""
 _PADDING = memoryview(bytes(ALIGNMENT))
@@ -45,11 +45,11 @@ class UnixReceiver:
 
     @property
     def files(self) -> set[int]:
-        """Of which one is readable when there is something to be received."""
+        """Files, of which one is readable if there is something to receive."""
         return {self._listener.fileno(), *self._senders}
 
     def receive(self, milliseconds: int) -> Frames | None:
-        """The next message, in frames; None if nothing is complete by then."""
+        """Waits for the next message, in frames; None if none is complete by then."""
         if not self._complete:
             for file, _ in self._poll.poll(milliseconds):
                 sender = self._senders.get(file)
@@ -74,7 +74,7 @@ class UnixReceiver:
 
 
 class _Incoming:
-    """One sender's bytes, on their way to be messages."""
+    """Assembles messages from the bytes of one sender."""
 
     def __init__(self, connection: socket.socket):
         self.socket = connection
@@ -106,7 +106,7 @@ class _Incoming:
                     complete.append(_divided(self._body, self._lengths))
                     self._body = None
             if count < len(free):
-                return is_open  # there is no more
+                return is_open  # no more bytes have come
         return is_open
 
     def _cut(self, complete: deque[Frames]) -> None:
@@ -138,18 +138,18 @@ class _Incoming:
 
 
 def _lengths(data: memoryview) -> tuple[Sequence[int], int] | None:
-    """What a message begins with, the lengths of its frames, and how long that is."""
+    """Reads the lengths of a message's frames, and their own size; None if not all are there."""
     if len(data) < _COUNT.size:
         return None
     (count,) = _COUNT.unpack_from(data)
     if count > MAX_FRAMES:
-        raise RunError(f"a message announces {count} frames: it is none of fragflow's")
+        raise RunError(f"a message announces {count} frames: it is not one of fragflow's")
     size = _COUNT.size + 8 * count
     if len(data) < size:
         return None
     lengths = struct.unpack_from(f"<{count}Q", data, _COUNT.size)
     if sum(lengths) > MAX_BYTES:
-        raise RunError(f"a message announces {sum(lengths)} bytes: it is none of fragflow's")
+        raise RunError(f"a message announces {sum(lengths)} bytes: it is not one of fragflow's")
     return lengths, size
 
 
@@ -166,7 +166,7 @@ def _padded(length: int) -> int:
 
 
 class UnixSender:
-    """Sends to one process. A message may go out in pieces; `flush` says when it has."""
+    """Sends to one process. A message may go out in pieces; `flush` says when all is out."""
 
     def __init__(self, path: str):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -178,10 +178,10 @@ class UnixSender:
         try:
             self._socket.connect(path)
         except OSError:
-            self._is_broken = True  # it has gone; whoever looks after it will say so
+            self._is_broken = True  # the process is gone; its coordinator will say so
 
     def send(self, frames: Sequence[Any]) -> None:
-        """Takes a message; the one before must be out."""
+        """Takes a message; the one before it must be out."""
         assert not self._rest
         views = [memoryview(frame) for frame in frames]
         sizes = [view.nbytes for view in views]
@@ -195,7 +195,7 @@ class UnixSender:
         self._write()
 
     def flush(self, milliseconds: int) -> bool:
-        """Whether all is out, and the next message can be taken; waits a while for it."""
+        """True if all is out, and the next message can be taken; waits a while for it."""
         if self._is_broken:
             time.sleep(milliseconds / 1000)
             return False

@@ -1,6 +1,6 @@
-"""A worker's process: does what its coordinator says, and ends with it.
+"""A worker process: carries out its coordinator's requests, and ends with it.
 
-One thread listens and gives signs of life; another one computes. On one machine it is started as
+One thread listens and sends heartbeats; another one computes. On one machine it is started as
 `python -m fragflow.remote.worker.main COORDINATOR DIRECTORY LABEL PARENT`.
 """
 
@@ -47,7 +47,7 @@ from fragflow.runtime.programs.devices import compute_in_calling_thread
 from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice, kind_of, on_host
 
 PATIENCE_SECONDS = 3.0
-"""for messages, beyond that for environments: theirs is the cause where both are late"""
+"""added to the timeout of messages: if environments are late too, they are the cause"""
 
 
 class WorkerProcess:
@@ -64,7 +64,7 @@ class WorkerProcess:
         self.replay_points: ReplayPoints | None = None
         self._moves: Moves = queue.SimpleQueue()
         self._is_member = False
-        """of a group of processes, whose devices it sees too"""
+        """True in a group of processes, all of whose devices JAX sees here"""
         self._requests: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.bell, self._rope = os.pipe()
@@ -76,21 +76,21 @@ class WorkerProcess:
         self._requests.put((word, content))
 
     def stop(self) -> None:
-        """Ends what waits for messages."""
+        """Ends the wait for messages."""
         if self.channels is not None:
             self.channels.is_closed = True
 
     def move(self, target: str, address: Address, counts: Mapping[int, int]) -> None:
-        """A process that we exchange messages with was replaced, perhaps while we started."""
+        """Notes that a process we exchange messages with was replaced, perhaps before our start."""
         self._moves.put((target, address, counts))
 
     def forget(self, counts: Mapping[int, int]) -> None:
-        """By route, messages that no replacement of ours will ask for again."""
+        """Notes, by route, the messages that no replacement of ours will ask for again."""
         if self.replay_points is not None:
             self.replay_points.forget(counts)
 
     def stuck(self) -> dict[str, str] | None:
-        """An error if environments do not answer."""
+        """The error to report if environments do not answer."""
         for pool in self.pools.values():
             fault = pool.stuck(self.timeout_seconds)
             if fault is not None:
@@ -137,7 +137,7 @@ class WorkerProcess:
                 self.channels.idle()
 
     def answers(self) -> Iterator[tuple[str, Any]]:
-        """What has been done since."""
+        """Answers to requests that were carried out since the last call."""
         while not self._answers.empty():
             os.read(self.bell, 1)
             yield self._answers.get()
@@ -153,17 +153,17 @@ class WorkerProcess:
         join(membership, self._network)
         self._is_member = True
 
-    def _host(self, opening: OpenEnvironments) -> None:
-        sys.path.extend(path for path in opening.path if path not in sys.path)
-        host = Host(make(opening.environment))
-        self.pools[opening.fragment] = HostPool(host, opening.ids, one_by_one=opening.one_by_one)
+    def _host(self, request: OpenEnvironments) -> None:
+        sys.path.extend(path for path in request.path if path not in sys.path)
+        host = Host(make(request.environment))
+        self.pools[request.fragment] = HostPool(host, request.ids, one_by_one=request.one_by_one)
 
     def _ask(self, content: tuple[str, str, list[Any]]) -> list[np.ndarray]:
         fragment, method, arguments = content
         return [np.asarray(a) for a in self.pools[fragment].call(method, *arguments)]
 
     def _job(self, job: Job) -> dict[str, Settled]:
-        """Answers what has become of each worker."""
+        """Makes the workers of a job, and returns the facts about each."""
         self.timeout_seconds = job.timeout_seconds
         channels: Any
         if job.fdg.server is None:
@@ -235,8 +235,8 @@ class WorkerProcess:
     def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
         assert self.async_worker is not None
         metrics, payloads = self.async_worker.work(*content)
-        told = {name: arrays_of(payload) for name, payload in payloads.items()}
-        return dict(metrics), told, self._sent()
+        arrays = {name: arrays_of(payload) for name, payload in payloads.items()}
+        return dict(metrics), arrays, self._sent()
 
     def _state(self, _content: None) -> tuple[dict[str, Any], Sent]:
         assert self.driver is not None
@@ -247,7 +247,7 @@ class WorkerProcess:
         return state, self._sent()
 
     def _sent(self) -> Sent:
-        """By this process, so far."""
+        """The traffic of this process so far."""
         if self.async_worker is not None:
             return self.async_worker.sent
         assert self.driver is not None
@@ -256,7 +256,7 @@ class WorkerProcess:
 
 
 def _told(error: BaseException) -> dict[str, str]:
-    """An error as data: its kind, its message and, where that tells more, the traceback."""
+    """An error as data: its kind, its message and, if that tells more, the traceback."""
     made = judged(error, is_running=True)
     story = story_of(made) if has_story(made) else ""
     kind = next(cls for cls in type(made).__mro__ if hasattr(errors, cls.__name__))
@@ -270,9 +270,9 @@ def serve(
     network: Network,
     is_orphan: Callable[[], bool],
 ) -> bool:
-    """Listens until the coordinator says goodbye; False if it is gone without."""
+    """Listens until the coordinator says "end"; False if the coordinator is gone before that."""
     if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "False":
-        compute_in_calling_thread()  # of its variables, JAX does not read this one
+        compute_in_calling_thread()  # JAX itself does not read this variable
     worker = WorkerProcess(endpoint, network)
     try:
         control.say("ready", (versions(), address))
@@ -295,7 +295,7 @@ def serve(
 
 
 def _listen(control: ControlChannel, worker: WorkerProcess, until: float) -> bool:
-    """Does what the coordinator says for a while; False when it says that this is the end."""
+    """Carries out what the coordinator says, for a while; False once it says "end"."""
     while time.monotonic() < until:
         heard = control.hear(POLL_MILLISECONDS, worker.bell)
         if heard is not None:
@@ -316,8 +316,8 @@ def _listen(control: ControlChannel, worker: WorkerProcess, until: float) -> boo
 
 
 def main(coordinator: str, directory: str, label: str, parent: str) -> None:
-    """A process of one machine, which ends with the process that started it."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # such as a scheduler's, to all of a job
+    """Runs a worker process on its parent's machine, which ends with its parent."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # as schedulers send to all processes at once
         signal.signal(number, signal.SIG_IGN)  # the coordinator ends a run in good order
     control = ControlChannel(zmq.Context(), CODEC)
     control.connect(coordinator)

@@ -1,8 +1,8 @@
-"""Replay points: where an expendable process stands, so that another can go on in its place.
+"""Replay points of an expendable process, from which another one can go on in its place.
 
-After every iteration it tells the coordinator what nobody else knows: the state of its
-environments. What it was sent is kept by the senders. A replacement begins some points back; what
-it makes again is what its predecessor made, so receivers drop what they have already.
+After every iteration it sends the coordinator the state that nobody else has: that of its
+environments. Senders keep the messages that it received. A replacement begins some points back and
+makes the same messages again, so receivers drop those that they have already.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class ReplayPoints:
         self._tell = tell
         self._forgotten: Mapping[int, int] | None = None
         self._behind: list[Transfer] = []
-        """messages whose last number must be taken again: it brought state, which is lost"""
+        """messages of which the last must be taken again: it brought state, which is lost"""
         if job.resume is not None:
             self._take_over(job, job.resume)
 
@@ -44,7 +44,7 @@ class ReplayPoints:
             self._tell_point(index, {worker.name: metrics for worker, metrics in made.items()})
 
     def forget(self, counts: Mapping[int, int]) -> None:
-        """A replacement will begin with these counts or later ones. From any thread."""
+        """Notes that a replacement will begin with these counts or later ones; from any thread."""
         self._forgotten = counts
 
     def _take_over(self, job: Job, counts: Mapping[int, int]) -> None:
@@ -77,10 +77,10 @@ class ReplayPoints:
             state[name] = {v: np.asarray(a) for v, a in own.items()}
         counts = self._channels.counts()
         sent = together([self._channels.sent, self._driver.sent])
-        point = ReplayPoint(
+        replay_point = ReplayPoint(
             iteration=index + 1, state=state, counts=counts, metrics=metrics, sent=sent
         )
-        self._tell("replay point", point)
+        self._tell("replay point", replay_point)
         forgotten, self._forgotten = self._forgotten, None
         if forgotten is not None:
             # The message before may still be wanted: it may have brought state.

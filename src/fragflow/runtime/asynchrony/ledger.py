@@ -1,4 +1,4 @@
-"""Which versions of parameters workers use. Apart: pure, and tested without threads."""
+"""A record of the parameter versions that workers use. Apart: pure, tested without threads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,32 +6,32 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """A pure record: workers begin with a version, and the server handles what they made of it.
+    """A pure record: workers begin with a version, and the server handles their messages.
 
     Handling a message makes a new version. The lag of a message is the number of versions made
-    between its worker's beginning and its being handled; it never exceeds `bound`.
+    after its worker began and before it is handled; it never exceeds `bound`.
     """
 
     bound: int
     version: int = 0
     under_way: tuple[tuple[int, int], ...] = ()
-    """(worker, version) of what was begun and not yet handled, in the order of beginning"""
+    """(worker, version) of messages begun and not yet handled, in the order of beginning"""
 
     def begin(self, worker: int) -> "Ledger":
-        """A worker takes the newest version."""
+        """Records that a worker begins with the newest version."""
         return replace(self, under_way=(*self.under_way, (worker, self.version)))
 
     def choose(self, waiting: Sequence[int]) -> int | None:
-        """Whose message to handle: the first that lets all others be in time, if there is one.
+        """Chooses a worker whose message to handle: the first that lets all others be in time.
 
         Messages under way are like jobs with deadlines, one of which can be done at a time: all can
         be in time if the i-th most urgent can wait for i others. The most urgent may always be
-        handled; others only while enough time is left.
+        handled; others only while enough time is left. None if no message can be.
         """
         return next((w for w in dict.fromkeys(waiting) if self._all_in_time(w)), None)
 
     def handle(self, worker: int) -> tuple["Ledger", int]:
-        """The server has learnt from a worker's oldest message; also, its lag."""
+        """Records that a worker's oldest message was handled; returns its lag as well."""
         position = self._position(worker)
         lag = self.version - self.under_way[position][1]
         rest = self.under_way[:position] + self.under_way[position + 1 :]

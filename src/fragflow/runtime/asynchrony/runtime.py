@@ -1,8 +1,8 @@
-"""The asynchronous runtime: workers at their own pace, and a server that handles what comes.
+"""The asynchronous runtime: workers at their own pace, and a server that handles their messages.
 
 The graph is that of one worker and the server. The server's program is a handler: it takes one
-worker's message and its own state, and gives its next state and an answer. What it keeps per
-environment is kept by sender.
+worker's message and its own state, and returns its next state and an answer. State that it has
+per environment is kept by sender.
 """
 
 import threading
@@ -30,13 +30,13 @@ from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics, Worker
 from fragflow.runtime.hosts.pool import HostPool, close_pools
 from fragflow.runtime.lockstep import devices_of
-from fragflow.runtime.observer import Devices
+from fragflow.runtime.observer import Devices, Results
 from fragflow.runtime.planning.plan import Plan, make_plan
 from fragflow.runtime.programs.assembly import Assembly, Progress
 from fragflow.runtime.programs.layout import kind_of
 
 GRACE_SECONDS = 5.0
-"""for threads to end by themselves"""
+"""time that threads have to end by themselves"""
 
 
 class AsyncRuntime:
@@ -57,7 +57,7 @@ class AsyncRuntime:
         stall_timeout_seconds: float = 120.0,
         progress: Progress | None = None,
     ):
-        """`fdg` is the graph of one worker; `state` and `sources` are of all of them."""
+        """`fdg` is the graph of one worker; `state` and `sources` are those of all workers."""
         assert fdg.server is not None
         self.fdg = fdg
         self._pools = pools or {}
@@ -83,7 +83,7 @@ class AsyncRuntime:
         self.picks = self._assembly.picks
         self.total_iterations = int(sources["total_iterations"])
         self._submissions: list[dict[int, tuple[Metrics, int]]] = [{} for _ in range(workers)]
-        """by worker and iteration, what the server made of a submission, and its lag"""
+        """by worker and iteration, the server's metrics of a submission, and its lag"""
         self._failure: tuple[Any, BaseException] | None = None
         self._lock = threading.Lock()
         self._streams = Streams(
@@ -96,22 +96,22 @@ class AsyncRuntime:
 
     @property
     def sent(self) -> Sent:
-        """What workers have handed in, and the answers that they were given."""
-        return together(hand.sent for hand in self._async_process_specs)
+        """The traffic of workers: their submissions, and the answers that they were given."""
+        return together(driver.sent for driver in self._async_process_specs)
 
     @property
     def devices(self) -> Devices:
-        workers = [worker for hand in self._async_process_specs for worker in hand.workers.values()]
+        workers = [w for driver in self._async_process_specs for w in driver.workers.values()]
         return devices_of([*workers, self._server])
 
-    def run(self, start: int, count: int) -> list[dict[str, np.ndarray]]:
-        """Results of `count` iterations of every worker; meanwhile they may go on."""
+    def run(self, start: int, count: int) -> list[Results]:
+        """Returns the results of `count` iterations of every worker; they may go on meanwhile."""
         end = start + count
         self._streams.allow(min(end + count, self.total_iterations))
         return self._rows(start, end)
 
-    def settle(self, made: int) -> list[dict[str, np.ndarray]]:
-        """Finishes what some workers have begun; results of iterations from `made` on."""
+    def settle(self, made: int) -> list[Results]:
+        """Finishes iterations that some workers have begun; returns the results from `made` on."""
         end = self._streams.stop()
         return self._rows(made, end) if end > made else []
 
@@ -127,8 +127,8 @@ class AsyncRuntime:
             else:
                 parts = [
                     worker.state()[name]
-                    for hand in self._async_process_specs
-                    for worker in hand.workers.values()
+                    for driver in self._async_process_specs
+                    for worker in driver.workers.values()
                     if name in worker.state()
                 ]
             arrays = [np.asarray(part) for part in parts]
@@ -144,15 +144,15 @@ class AsyncRuntime:
         close_pools(self._pools)
 
     def _start(self, plan: Plan) -> list[Any]:
-        """One for each worker."""
+        """Makes a driver for each asynchronous worker."""
         team = [name for name in self.fdg.fragments if name != self.fdg.server]
         script = generate(self.fdg, plan, team)
-        hands = []
+        drivers = []
         for w in range(self._count):
             slot_channels = SlotChannels()
             driver = Driver([self._worker(name, w, slot_channels) for name in team], script)
-            hands.append(AsyncWorker(self.fdg, driver, slot_channels))
-        return hands
+            drivers.append(AsyncWorker(self.fdg, driver, slot_channels))
+        return drivers
 
     def _worker(self, name: str, index: int, channels: Any) -> Worker:
         part = self._assembly.plan.parts[name]
@@ -170,12 +170,13 @@ class AsyncRuntime:
         )
 
     def _server_rows(self) -> list[dict[Value, jax.Array]]:
-        """By sender, what the server has of its environments."""
+        """The server's values with rows of environments, by sender."""
         part, (layout,) = self._server.part, self._assembly.layouts(self._server.name)
+        inside = {carry.init: carry.inside for carry in part.fragment.loop.carries}
         names = [
             name
             for name in self._server.values
-            if kind_of(name.removesuffix("@init"), self.fdg.row_kinds).tag is Tag.VARYING
+            if kind_of(inside.get(name, name), self.fdg.row_kinds).tag is Tag.VARYING
         ]
         rows = []
         for w in range(self._count):
@@ -185,7 +186,7 @@ class AsyncRuntime:
         return rows
 
     def _work(self, w: int, index: int) -> Mapping[str, Metrics]:
-        """One iteration of a worker, with the newest parameters."""
+        """Makes one iteration of a worker, with the newest parameters."""
         answers = self._queue.begin(w)
         metrics, payloads = self._async_process_specs[w].work(index, answers)
         self._queue.submit(Submission(worker=w, iteration=index, payloads=payloads))
@@ -200,7 +201,7 @@ class AsyncRuntime:
                 self._slot_channels.lay(submission.payloads)
                 metrics = self._server_driver.run(submission.iteration, 1)[self._server]
                 kept.update({name: self._server.values[name] for name in kept})
-                # Before the answer: then it counts as handled, and is looked for.
+                # Before the answer: then the submission counts as handled, and `_row` reads this.
                 made = (metrics, self._queue.lag(submission))
                 self._submissions[submission.worker][submission.iteration] = made
                 self._queue.answer(submission, self._slot_channels.answers())
@@ -210,24 +211,24 @@ class AsyncRuntime:
             self._fail(self._server_driver, error)
 
     def _fail(self, driver: Any, error: BaseException) -> None:
-        """`driver` is where the error occurred."""
+        """Ends the run with an error that occurred in `driver`."""
         with self._lock:
             if self._failure is None and not isinstance(error, Closed):
                 self._failure = (driver, error)
         self._queue.close()
 
-    def _rows(self, start: int, end: int) -> list[dict[str, np.ndarray]]:
+    def _rows(self, start: int, end: int) -> list[Results]:
         self._await(end)
         return [self._row(index) for index in range(start, end)]
 
     def _await(self, end: int) -> None:
         before, since = -1, time.monotonic()
         while not (self._queue.have_handled(end, POLL_SECONDS) and self._streams.have_made(end)):
-            for hand in self._async_process_specs:
-                for worker in hand.workers.values():
+            for driver in self._async_process_specs:
+                for worker in driver.workers.values():
                     stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
                     if stuck:
-                        self._fail(hand, stuck)
+                        self._fail(driver, stuck)
             if self._failure is not None:
                 driver, cause = self._failure
                 raise driver.error(cause)
@@ -242,10 +243,10 @@ class AsyncRuntime:
                     f"{self._queue.handled[slowest]}"
                 )
 
-    def _row(self, index: int) -> dict[str, np.ndarray]:
+    def _row(self, index: int) -> Results:
         made = [results.pop(index) for results in self._streams.results]
         served = [submissions.pop(index) for submissions in self._submissions]
-        row: dict[str, np.ndarray] = {}
+        row = Results()
         for stack in self.fdg.program.loop.stacks:
             parts = [
                 metrics[stack.outside][0]
@@ -253,14 +254,12 @@ class AsyncRuntime:
                 if stack.outside in metrics
             ]
             kind = kind_of(stack.element, self.fdg.row_kinds)
-            label = self.fdg.program.labels[stack.outside]
-            row[label] = (
-                np.concatenate(parts, kind.axis)
-                if kind.tag is Tag.VARYING
-                else np.mean(parts, axis=0)
-            )
+            is_divided = kind.tag is Tag.VARYING
+            array = np.concatenate(parts, kind.axis) if is_divided else np.mean(parts, axis=0)
+            row.add(self.fdg.program, stack.outside, array)
         lags = [lag for _, lag in served]
-        row["0.lag"], row["0.lag_max"] = np.asarray(np.mean(lags)), np.asarray(max(lags))
+        row.metrics["lag"] = np.asarray(np.mean(lags))
+        row.metrics["lag_max"] = np.asarray(max(lags))
         return row
 
 

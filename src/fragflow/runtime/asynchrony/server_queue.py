@@ -1,4 +1,4 @@
-"""The server of an asynchronous run as workers meet it: its queue, and what each worker does."""
+"""The queue of an asynchronous run's server, and the workers that submit to it."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +26,14 @@ class Submission:
 class ServerQueue:
     """The queue between asynchronous workers and their server, shared by all threads.
 
-    It is bounded: a worker blocks while its submissions are unhandled.
+    It is bounded: a worker blocks while more than `ahead` of its submissions are unhandled.
     """
 
     def __init__(self, workers: int, bound: int, ahead: int):
         self.handled = [0] * workers
         """submissions of each worker that were handled"""
         self.newest: Mapping[str, Payload] | None = None
-        """what the server answered last; None before its first answer"""
+        """the server's last answer; None before its first"""
         self._submitted = [0] * workers
         self._ahead = ahead
         self._waiting: list[Submission] = []
@@ -42,7 +42,7 @@ class ServerQueue:
         self._change = threading.Condition()
 
     def begin(self, worker: int) -> Mapping[str, Payload] | None:
-        """The newest parameters, when enough of the worker's submissions were handled."""
+        """Waits until enough of the worker's submissions are handled; returns the last answer."""
         with self._change:
             self._wait_for(lambda: self._submitted[worker] - self.handled[worker] <= self._ahead)
             self._ledger = self._ledger.begin(worker)
@@ -55,7 +55,7 @@ class ServerQueue:
             self._change.notify_all()
 
     def take(self) -> Submission:
-        """The next submission for the server."""
+        """Waits for the next submission that the server may handle."""
         chosen: int | None = None
 
         def choose() -> bool:
@@ -72,7 +72,7 @@ class ServerQueue:
             return submission
 
     def lag(self, submission: Submission) -> int:
-        """The lag, in versions, of what the server handles now and has not answered yet."""
+        """The lag, in versions, of the submission that the server handles and has not answered."""
         with self._change:
             return self._ledger.handle(submission.worker)[1]
 
@@ -85,7 +85,7 @@ class ServerQueue:
             self._change.notify_all()
 
     def have_handled(self, count: int, timeout_seconds: float) -> bool:
-        """Whether `count` submissions of every worker were handled; waits a while for it."""
+        """True if `count` submissions of every worker were handled; waits a while for it."""
         with self._change:
             self._change.wait_for(
                 lambda: self._is_closed or min(self.handled) >= count, timeout=timeout_seconds
@@ -93,7 +93,7 @@ class ServerQueue:
             return min(self.handled) >= count
 
     def close(self) -> None:
-        """Wakes everyone who waits."""
+        """Wakes all threads that wait."""
         with self._change:
             self._is_closed = True
             self._change.notify_all()
@@ -105,7 +105,7 @@ class ServerQueue:
 
 
 class SlotChannels:
-    """The channels of one side: a slot for each message that has come or is to go."""
+    """The channels of one side: a slot for each message that it receives or sends."""
 
     def __init__(self) -> None:
         self._payloads: Mapping[str, Payload] = {}
@@ -120,20 +120,20 @@ class SlotChannels:
         return self._payloads[source.message]
 
     def lay(self, payloads: Mapping[str, Payload]) -> None:
-        """What `get` gives from now on."""
+        """Sets the payloads that `get` returns from now on; forgets what was sent."""
         self._payloads, self._answers = payloads, {}
 
     def send(self, message: str, payload: Payload) -> None:
         self._answers[message] = payload
 
     def answers(self) -> Mapping[str, Payload]:
-        """What was sent since."""
+        """The payloads that were sent since `lay`."""
         return self._answers
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where one message is put or taken."""
+    """The slot of one message."""
 
     at: Any
     message: str
@@ -166,7 +166,7 @@ class AsyncWorker:
     def work(
         self, index: int, answers: Mapping[str, Payload] | None
     ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
-        """One iteration, with the server's last answers; its metrics, and what it hands in."""
+        """Makes an iteration with the server's last answers; returns metrics and a submission."""
         held: dict[str, Payload] = {}
         for transfer in self._down:
             worker = self.driver.workers[transfer.target]

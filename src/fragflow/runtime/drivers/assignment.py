@@ -1,4 +1,4 @@
-"""Which workers share a thread, or a process: those of a team, or one replica of a fragment."""
+"""Assigns workers to drivers: one for the workers of a team, or one for each replica."""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,23 @@ class WorkerSpec:
     fragment: str
     index: int
     count: int
-    """of workers that the fragment has"""
+    """number of workers that the fragment has"""
     replicas: tuple[int, ...]
 
 
 def assign_workers(
     fdg: FDG, plan: Plan, divide_groups: bool = False
 ) -> list[tuple[list[WorkerSpec], DriverSource | None]]:
-    """The workers of each driver, and its source; without one, it is one program.
+    """Lists the workers of each driver, and its source; None if the driver runs one program.
 
-    A group that is divided has a worker for each replica, which run the same program together.
+    A divided group has a worker for each replica; they run the same program together.
     """
     found: list[tuple[list[WorkerSpec], DriverSource | None]] = []
     for team in fragments_by_thread(fdg, plan):
-        script = None if plan.parts[team[0]].fused else generate(fdg, plan, team)
-        worker_specs = [
-            worker_spec for name in team for worker_spec in _worker_specs(plan, name, divide_groups)
-        ]
-        groups = (
-            [worker_specs] if len(team) > 1 else [[worker_spec] for worker_spec in worker_specs]
-        )
-        found += [(group, script) for group in groups]
+        source = None if plan.parts[team[0]].fused else generate(fdg, plan, team)
+        specs = [spec for name in team for spec in _worker_specs(plan, name, divide_groups)]
+        groups = [specs] if len(team) > 1 else [[spec] for spec in specs]
+        found += [(group, source) for group in groups]
     return found
 
 

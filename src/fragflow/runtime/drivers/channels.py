@@ -1,4 +1,4 @@
-"""How messages travel between fragments of one process: hand-over without a copy."""
+"""Channels between fragments of one process: messages are passed on without a copy."""
 
 import queue
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ Payload = Sequence[Any]
 
 
 class Channels(Protocol):
-    """What a worker sends and receives through."""
+    """The interface that a worker sends and receives messages through."""
 
     def open(self, message: str, sender: int, receiver: int) -> Any:
-        """Where one message is put, and what `get` takes it from."""
+        """Opens the channel of one route, whose `put` sends and which `get` receives from."""
         ...
 
     def get(self, source: Any, what: str) -> Payload: ...
 
 
 class Closed(Exception):
-    """Another fragment has failed or the run is over: stop."""
+    """Raised to stop a fragment when another one has failed, or the run is over."""
 
 
 class QueueChannel:
-    """One (message, sender, receiver), and what was sent by it."""
+    """The queue of one (message, sender, receiver), and its traffic."""
 
     __slots__ = ("_messages", "_size", "queue")
 
@@ -35,7 +35,7 @@ class QueueChannel:
 
     def put(self, payload: Payload) -> None:
         if not self._messages:
-            self._size = size_of(payload)  # all are alike, and to ask JAX takes microseconds
+            self._size = size_of(payload)  # the same for all; asking JAX takes microseconds
         self._messages += 1
         self.queue.put(payload)
 
@@ -61,7 +61,7 @@ class QueueChannels:
         return self._channels.setdefault((message, sender, receiver), QueueChannel())
 
     def get(self, source: QueueChannel, what: str) -> Payload:
-        """The next payload, or an error that names what was waited for."""
+        """Waits for the next payload; an error names it by `what`."""
         try:
             payload = source.queue.get(timeout=self.timeout_seconds)
         except queue.Empty:
@@ -74,7 +74,7 @@ class QueueChannels:
         return payload
 
     def close(self) -> None:
-        """Wakes everyone who waits."""
+        """Wakes all threads that wait."""
         self.is_closed = True
         for channel in self._channels.values():
             channel.queue.put(None)

@@ -25,32 +25,33 @@ from fragflow.runtime.planning.plan import FragmentPlan, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSource:
-    """A function `drive(first, start, count) -> (metrics, last, handed)` as text, and what it uses.
+    """A function `drive(first, start, count) -> (metrics, last, handed)` as text, and its names.
 
-    `handed` has, for each message within the thread, how often it was handed over, and its arrays.
+    `handed` has, for each message within the thread, the number of times it was handed over, and
+    its arrays.
     """
 
     text: str
     fragments: tuple[str, ...]
     functions: Mapping[str, tuple[str, Work | Message]]
-    """by name, what each function that it calls does, and for which fragment"""
+    """by name, the (fragment, instruction) of each function that it calls"""
     numbers: Mapping[str, str]
-    """by name, functions that make an iteration's number a value of a fragment"""
+    """by name, the fragment of each function that makes an iteration's number a value"""
     doing: Mapping[int, tuple[str, Work | Message]]
-    """by line, which fragment does what"""
+    """by line, the (fragment, instruction) that it carries out"""
     first: Mapping[str, tuple[str, Value]]
-    """by the variable, the (fragment, value) that the function is given and gives back"""
+    """by variable, the (fragment, value) that the function takes and returns"""
     steps: Mapping[str, Sequence[tuple[str, int]]]
-    """by the variable, the (fragment, loop) whose step numbers it holds, after the row's number"""
+    """by variable, the (fragment, loop) pairs whose step numbers it holds, after the row number"""
     rows: Mapping[str, tuple[str, Value]]
-    """by name, functions that make room for what the host adds to a loop's output"""
+    """by name, the (fragment, value) of each function that makes the array for rows of the host"""
 
 
 def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """The fragments whose workers share a thread.
+    """Groups the fragments whose workers share a thread.
 
-    Fragments of one replica on one device take turns: a thread each would only cost. Not so where
-    messages are late, and fragments work at the same time.
+    Fragments of one replica on one device take turns: separate threads would only cost time. If
+    messages are late, fragments work at the same time, and each has its own thread.
     """
     if fdg.delays:
         return tuple((name,) for name in fdg.fragments)
@@ -63,7 +64,7 @@ def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 
 def generate(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
-    """The script of one thread, which drives `fragments`."""
+    """Generates the source of one thread, which drives `fragments`."""
     codes = {name: part.code for name, part in plan.parts.items()}
     loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
     order = ProgramOrder([t.name for t in fdg.transfers], codes, loop_names)
@@ -73,7 +74,7 @@ def generate(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
 
 
 def render(fdg: FDG, plan: Plan) -> str:
-    """The scripts of all threads, to be read."""
+    """The sources of all threads, for people to read."""
     texts = []
     for team in fragments_by_thread(fdg, plan):
         threads = " + ".join(f"{name} x{fdg.fragments[name].replicas}" for name in team)
@@ -140,7 +141,7 @@ class _Writer:
         )
 
     def _known_before(self, fragment: str) -> set[Value]:
-        """What a fragment has before its first iteration."""
+        """The values that a fragment has before its first iteration."""
         known = {constant.output for constant in self.parts[fragment].fragment.constants}
         known |= set(self.fdg.program.sources.values())
         for carry in self.parts[fragment].fragment.loop.carries:
@@ -212,7 +213,7 @@ class _Writer:
                 line += self._name(fragment, stack.element)
             case Put():
                 if instruction.transfer.target in self.parts:
-                    return  # handed over where it is received
+                    return  # the receiving fragment's instruction assigns it
                 line = self._call(step, "send", (), _flat(outgoing(self.fdg, instruction.transfer)))
             case Get():
                 transfer = instruction.transfer

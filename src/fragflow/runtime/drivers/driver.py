@@ -1,4 +1,4 @@
-"""A driver runs the workers of one thread, by source that was generated for them."""
+"""A driver runs the workers of one thread, with source that was generated for them."""
 
 import linecache
 import traceback
@@ -18,10 +18,10 @@ class Driver:
     """Runs iterations of one or several workers in the thread that calls it."""
 
     def __init__(self, workers: Sequence[Worker], script: DriverSource | None):
-        """Without a script, the only worker's training loop is one program."""
+        """Without `script`, the training loop of the only worker is one program."""
         self.workers = {worker.name: worker for worker in workers}
         self.sent = Sent()
-        """by one of its workers to another"""
+        """between its workers"""
         self._script = script
         if script is not None:
             self._file = f"{GENERATED}{', '.join(self.workers)}>"
@@ -57,7 +57,7 @@ class Driver:
         return metrics
 
     def error(self, cause: BaseException) -> FragflowError:
-        """What went wrong, and where."""
+        """Makes an error that says what failed, and where."""
         if isinstance(cause, FragflowError):
             return cause
         worker, where = self._where(cause)
@@ -87,7 +87,7 @@ class Driver:
         return first, "its training loop"
 
     def _bound(self, script: DriverSource) -> dict[str, Any]:
-        """What the script finds defined."""
+        """The names that are defined for the source."""
         scope: dict[str, Any] = {}
         for name, (fragment, instruction) in script.functions.items():
             worker = self.workers[fragment]

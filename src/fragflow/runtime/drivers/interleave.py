@@ -1,7 +1,7 @@
-"""In which order one thread does the work of several fragments.
+"""Orders the work of several fragments in one thread.
 
-Every fragment's instructions follow the order of the one program they were cut from. So do all of
-them together, and a message is then sent before anyone of the same thread waits for it.
+Every fragment's instructions follow the order of the one program that they were cut from. So do
+all of them together: a message is then sent before a fragment of the same thread waits for it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from fragflow.runtime.planning.instructions import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverStep:
-    """One fragment does one thing."""
+    """One instruction of one fragment."""
 
     fragment: str
     instruction: Work | Message
@@ -34,7 +34,7 @@ class DriverStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLoop:
-    """Several fragments go through the same loop together."""
+    """A loop that several fragments go through together."""
 
     loops: Mapping[str, int]
     """the loop's number in each fragment"""
@@ -47,7 +47,7 @@ Block: TypeAlias = tuple[DriverStep | SharedLoop, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Nest:
-    """A loop of one fragment, with what is in it."""
+    """A loop of one fragment, with its body."""
 
     enter: Enter
     name: str
@@ -58,7 +58,7 @@ _Item: TypeAlias = Work | Message | _Nest
 
 
 class ProgramOrder:
-    """Where in the program each message and each loop with messages stands."""
+    """The position in the program of each message, and of each loop with messages."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class ProgramOrder:
                             self._of_loop[loop] = min(place, self._of_loop.get(loop, place))
 
     def of(self, item: _Item) -> tuple[int, int] | None:
-        """What comes first has the smaller number; a message is sent before it is awaited.
+        """The position of an item: smaller ones come first, and `Put` comes before `Get`.
 
-        None for what a fragment does by itself, without a message.
+        None for an item without a message, which concerns no other fragment.
         """
         if isinstance(item, Run | Ask | Keep | RunOutOfOrder):
             return None
@@ -97,7 +97,7 @@ class ProgramOrder:
 def merged(
     codes: Mapping[str, Code], loop_names: Mapping[str, Sequence[str]], order: ProgramOrder
 ) -> Block:
-    """One order for the instructions of several fragments."""
+    """Merges the instructions of several fragments into one order."""
     return _merge({f: _nested(code, loop_names[f]) for f, code in codes.items()}, order)
 
 
@@ -121,7 +121,7 @@ def _merge(items: Mapping[str, Sequence[_Item]], order: ProgramOrder) -> Block:
     block: list[DriverStep | SharedLoop] = []
 
     def run_ahead(fragment: str) -> None:
-        """What a fragment does by itself before its next message."""
+        """Adds the work of a fragment before its next message."""
         queue = left[fragment]
         while queue and order.of(queue[0]) is None:
             block.append(take(fragment))

@@ -1,4 +1,4 @@
-"""Threads of a run: some take jobs in turn, others make iteration after iteration."""
+"""Threads of a run: some carry out jobs, others make iteration after iteration."""
 
 import queue
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class JobThread:
-    """One thread; an environment that never returns must not stop the process from ending."""
+    """One thread, a daemon: an environment that never returns must not keep the process alive."""
 
     def __init__(self, name: str):
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -36,7 +36,7 @@ class JobThread:
 
 
 POLL_SECONDS = 0.2
-"""short waits keep the main thread open to Ctrl-C"""
+"""short, so that the main thread reacts to Ctrl-C"""
 
 
 class Streams:
@@ -48,10 +48,10 @@ class Streams:
         makers: Sequence[Callable[[int], Any]],
         on_failure: Callable[[int, BaseException], None],
     ):
-        """`on_failure` hears of every error, in the thread where it occurs."""
+        """`on_failure` is called with every error, in the thread where it occurs."""
         self.begun = [0] * len(makers)
         self.results: list[dict[int, Any]] = [{} for _ in makers]
-        """by thread, what each iteration gave"""
+        """by thread, the result of each iteration"""
         self._makers = makers
         self._on_failure = on_failure
         self._made = [0] * len(makers)
@@ -72,14 +72,14 @@ class Streams:
             self._change.notify_all()
 
     def stop(self) -> int:
-        """Begins nothing new, but what others have begun; the number of iterations it comes to."""
+        """Limits all threads to the iterations that any has begun; returns their number."""
         with self._change:
             self._limit = max(self.begun)
             self._change.notify_all()
             return self._limit
 
     def have_made(self, count: int) -> bool:
-        """Whether all threads have made `count` iterations; waits a short while for it."""
+        """True if all threads have made `count` iterations; waits a short while for it."""
         with self._change:
             self._change.wait_for(
                 lambda: self._is_closed or min(self._made) >= count, timeout=POLL_SECONDS
@@ -87,7 +87,7 @@ class Streams:
             return min(self._made) >= count
 
     def close(self, grace_seconds: float) -> None:
-        """Ends all threads after what they are doing, if that ends in time."""
+        """Ends all threads after their current iterations, if these end in time."""
         with self._change:
             self._is_closed = True
             self._change.notify_all()

@@ -1,4 +1,4 @@
-"""What replicas have sent one another: counted where it is handed over."""
+"""Traffic between replicas, counted where messages are handed over."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Sent:
-    """By one sender: whose thread alone adds to it."""
+    """The traffic of one sender; only the sender's thread adds to it."""
 
     messages: int = 0
     bytes: int = 0
@@ -20,11 +20,11 @@ class Sent:
 
 
 def size_of(arrays: Iterable[Any]) -> int:
-    """Bytes in a message; None in it is what its sender leaves to another one."""
+    """Bytes in a message; None in it stands for a value that another sender sends."""
     return sum([array.nbytes for array in arrays if array is not None])
 
 
 def together(parts: Iterable[Sent]) -> Sent:
-    """What several senders have sent, as it is now."""
+    """Sums the traffic of several senders, as it is now."""
     found = list(parts)
     return Sent(messages=sum(p.messages for p in found), bytes=sum(p.bytes for p in found))

@@ -1,4 +1,4 @@
-"""A worker holds what one replica of a fragment needs: its programs, its values, its channels."""
+"""A worker holds the programs, values and channels of one replica of a fragment."""
 
 import contextlib
 import functools
@@ -53,12 +53,12 @@ class Worker:
 
     @property
     def devices(self) -> list[str]:
-        """Those of its replicas."""
+        """The devices of its replicas."""
         return [f"{device.platform}:{device.id}" for device in self._layout.devices]
 
     @property
     def processor(self) -> str:
-        """The model of what it computes on."""
+        """The model of the processor that it computes on."""
         return processor_of(self._layout.devices[0])
 
     @property
@@ -67,7 +67,7 @@ class Worker:
         return frozenset().union(*(program.computed for program in self.programs))
 
     def run_fused(self, start: int, count: int) -> Metrics:
-        """Runs iterations that need no messages: as one call, or as few."""
+        """Runs iterations that need no messages, in as few calls as possible."""
         with self.pool.waiting() if self.pool else contextlib.nullcontext():
             return self._run_fused(start, count)
 
@@ -98,16 +98,16 @@ class Worker:
         return self._layout.pieces(self.values[value])[self.replicas.index(replica)]
 
     def adopt(self, value: Value, array: Any) -> None:
-        """Takes over what another worker has made."""
+        """Takes over a value that another worker has made."""
         kind = kind_of(value, self._fdg.kinds[self.name])
         self.values[value] = self._layout.receive([array], kind)
 
     def wait(self) -> None:
-        """Blocks until all that was started is finished."""
+        """Blocks until all started work is finished."""
         jax.block_until_ready(list(self.state().values()))
 
     def number(self, index: int) -> jax.Array:
-        """A number as a value of this fragment."""
+        """Makes a number a value of this fragment."""
         return self._layout.place(np.int32(index), UNIFORM)
 
     def steps(self, loop: int) -> list[jax.Array]:
@@ -115,7 +115,7 @@ class Worker:
         return [self.number(k) for k in self.part.loops[loop].order]
 
     def asker(self, call: HostCall) -> Callable[..., Sequence[Any]]:
-        """A function that calls this worker's environments on the host."""
+        """Makes a function that calls this worker's environments on the host."""
         pool, layout = self.pool, self._layout
         assert pool is not None, "a fragment with environments on the host has a pool"
         if layout.replicas == 1:
@@ -128,12 +128,12 @@ class Worker:
         return ask
 
     def out_of_order_rollout(self, index: int) -> OutOfOrderRollout:
-        """Takes this worker's environments through a loop, each at its own pace."""
+        """Makes a function that takes this worker's environments through a loop out of order."""
         pool, first = self.pool, self.part.fragment.first
-        assert pool is not None, "environments on the host take turns"
+        assert pool is not None, "only environments on the host run out of order"
         assert first is not None
         out_of_order = self.part.out_of_order[index]
-        # A fragment's last programs are those of its loops that are taken in turns.
+        # A fragment's last programs are those of its loops that run out of order.
         start = len(self.programs) - 2 * (len(self.part.out_of_order) - index)
         programs = self.programs[start : start + 2]
         constants = {
@@ -146,9 +146,9 @@ class Worker:
         )
 
     def room_for(self, value: Value) -> Callable[[], np.ndarray]:
-        """A function that makes room for rows that the host adds.
+        """Makes a function that allocates an array for rows that the host adds.
 
-        Never the same room twice: JAX may still read what it was given.
+        It never returns an array twice: JAX may still read the one before.
         """
         fragment = self.part.fragment
         count = fragment.num_envs * len(self.replicas)
@@ -157,11 +157,11 @@ class Worker:
         return functools.partial(np.empty, shape, aval.dtype)
 
     def spread_rows(self, rows: np.ndarray) -> jax.Array:
-        """Rows that the host collected, as a value of a group."""
+        """Makes rows that the host has collected a value of a group."""
         return self._layout.place(rows, varying(1))
 
     def caller(self, program: Executable) -> Callable[..., Sequence[jax.Array]]:
-        """Calls a compiled program."""
+        """Makes a function that calls a compiled program."""
         if self._layout.replicas == 1:
             return program.call
 
@@ -172,7 +172,7 @@ class Worker:
         return call
 
     def sender(self, transfer: Transfer) -> Callable[..., None]:
-        """A function that sends a message's pieces to all its receivers."""
+        """Makes a function that sends a message's pieces to all its receivers."""
         ends = fan(self._fdg, transfer)
         starts = _starts(outgoing(self._fdg, transfer))
         routes: list[tuple[int, Callable[[Any], None], list[int | None]]] = []
@@ -195,7 +195,7 @@ class Worker:
         return send
 
     def receiver(self, transfer: Transfer) -> Callable[[], Sequence[Any]]:
-        """A function that waits for a message of all its senders, and returns its pieces."""
+        """Makes a function that waits for a message from all its senders; returns its pieces."""
         routes: dict[int, list[Any]] = {}
         for sender, receiver in fan(self._fdg, transfer).routes:
             if receiver in self.replicas:
@@ -203,9 +203,11 @@ class Worker:
                 routes.setdefault(receiver, []).append(route)
         kinds = self._fdg.kinds[self.name]
         slots = [
-            (kind_of(name, kinds), parcel, piece)
-            for parcel, names in enumerate(incoming(self._fdg, transfer))
-            for piece, name in enumerate(names)
+            (kind_of(parcel.value, kinds), k, piece)
+            for k, (parcel, names) in enumerate(
+                zip(transfer.parcels, incoming(self._fdg, transfer), strict=True)
+            )
+            for piece in range(len(names))
         ]
         what = f"message {transfer.name} of {transfer.source}"
         layout, channels = self._layout, self._channels
@@ -221,7 +223,7 @@ class Worker:
 
 
 def _starts(names: Sequence[Sequence[Value]]) -> list[int]:
-    """Where each parcel's pieces begin among all pieces of a message."""
+    """The position of each parcel's first piece among all pieces of a message."""
     starts, position = [], 0
     for pieces in names:
         starts.append(position)

@@ -1,4 +1,4 @@
-"""Whether observations stay within the bounds that their space declares."""
+"""Checks that observations stay within the bounds that their space declares."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ import numpy as np
 from fragflow.api.spaces import Box, Discrete, Space
 
 SLACK = 1e-4
-"""how far a number may leave its bounds, as a part of their distance: that is rounding"""
+"""the part of the distance between bounds by which rounding may take a number beyond them"""
 
 
 class Breach(NamedTuple):
@@ -34,7 +34,7 @@ class Range:
 
     @classmethod
     def of(cls, space: Space, shape: tuple[int, ...]) -> "Range | None":
-        """What batches of `shape` must keep; None if their type allows nothing else."""
+        """The range of batches of `shape`; None if there is nothing to compare."""
         dtype = np.dtype(space.dtype)
         if dtype.kind not in "fiu" or dtype.itemsize > 4:
             return None  # flags have no range; JAX computes in 32 bits
@@ -47,18 +47,18 @@ class Range:
         if dtype.kind == "f":
             slack = SLACK * _distance(low, high)
             low, high = low - slack, high + slack
-        # Within what the type can hold: infinity is then out of every range, as is NaN.
+        # Clipped to the limits of the type: infinity is then out of every range, as is NaN.
         low, high = (np.clip(b, limits.min, limits.max).astype(dtype) for b in (low, high))
         return cls(space, low, high, shape)
 
     def holds(self, obs: np.ndarray) -> bool:
-        """Whether all numbers are within their bounds; False too if one is NaN or infinite."""
+        """True if all numbers are within their bounds, which NaN and infinity never are."""
         np.greater_equal(obs, self._low, self._above)
         np.less_equal(obs, self._high, self._below)
         return np.count_nonzero(self._within) == self._within.size
 
     def breach(self, obs: np.ndarray) -> Breach | None:
-        """What is out of range in a batch."""
+        """The first observation of a batch that is out of range, if any."""
         if self.holds(obs):
             return None
         row, *entry = (int(k) for k in np.argwhere(~self._within.all(0))[0])
@@ -78,13 +78,13 @@ class Range:
 
 
 def _distance(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Between the bounds; where there is but one, its size."""
+    """The distance between the bounds; with only one bound, its size, which is at least 1."""
     size = np.maximum(*(np.where(np.isfinite(b), np.abs(b), 1.0) for b in (low, high)))
     return np.where(np.isfinite(high - low), high - low, np.maximum(size, 1.0))
 
 
 def declared_bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest values, infinite where there is none."""
+    """Lowest and highest values; infinite where none is declared."""
     if isinstance(space, Box):
         bounds = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         low, high = (b.reshape(space.shape) if b.ndim else b for b in bounds)

@@ -39,53 +39,53 @@ class OutOfOrderRollout:
         self._with_rows = {v for v in plan.inputs if kinds.get(v, UNIFORM).tag is Tag.VARYING}
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """All steps of all environments: what is carried, at last, and what was collected."""
+        """Makes all steps of all environments; returns the last carries and the collected rows."""
         length = self._plan.loop.length
-        assert length is not None, "the training loop itself is not taken in turns"
+        assert length is not None, "the training loop itself does not run out of order"
         given = dict(zip(self._plan.inputs, arguments, strict=True)) | dict(self._constants)
         with_rows = self._with_rows - set(self._constants)
-        journey = _StepTable(self._plan, given, with_rows, self._count, length)
+        table = _StepTable(self._plan, given, with_rows, self._count, length)
         under_way = 0
         for start in range(0, self._count, self._first):
             rows = np.arange(start, min(start + self._first, self._count))
-            self._act(journey, rows)
+            self._act(table, rows)
             under_way += len(rows)
         while under_way:
             rows, answer = self._pool.receive(min(self._first, under_way))
-            self._finish(journey, rows, answer)
-            again = rows[journey.clock[rows] < length]
+            self._finish(table, rows, answer)
+            again = rows[table.clock[rows] < length]
             if len(again):
-                self._act(journey, again)
+                self._act(table, again)
             under_way += len(again) - len(rows)
-        return journey.results()
+        return table.results()
 
-    def _act(self, journey: "_StepTable", rows: np.ndarray) -> None:
-        self._run(self._before, journey, rows)
-        ticket, _, action = (journey.rows(v, rows) for v in self._plan.call.inputs)
+    def _act(self, table: "_StepTable", rows: np.ndarray) -> None:
+        self._run(self._before, table, rows)
+        ticket, _, action = (table.rows(v, rows) for v in self._plan.call.inputs)
         self._pool.send(rows, ticket, action)
 
-    def _finish(self, journey: "_StepTable", rows: np.ndarray, answer: HostStep) -> None:
-        ticket, record, _ = (journey.rows(v, rows) for v in self._plan.call.inputs)
+    def _finish(self, table: "_StepTable", rows: np.ndarray, answer: HostStep) -> None:
+        ticket, record, _ = (table.rows(v, rows) for v in self._plan.call.inputs)
         results = self._pool.answered(ticket, record, answer)
         for name, array in zip(self._plan.call.outputs, results, strict=True):
             if name is not None:
-                journey.put(name, rows, array)
-        self._run(self._after, journey, rows)
-        journey.advance(rows)
+                table.put(name, rows, array)
+        self._run(self._after, table, rows)
+        table.advance(rows)
 
-    def _run(self, program: Executable, journey: "_StepTable", rows: np.ndarray) -> None:
-        """Runs a program for `rows`; it is compiled for `first` of them, so one may come again."""
+    def _run(self, program: Executable, table: "_StepTable", rows: np.ndarray) -> None:
+        """Runs a program for `rows`; repeats one of them up to `first`, its compiled size."""
         if not program.outputs:
             return
         missing = self._first - len(rows)
         padded = np.concatenate([rows, np.repeat(rows[:1], missing)]) if missing else rows
-        results = program.call(*(journey.argument(v, padded) for v in program.inputs))
+        results = program.call(*(table.argument(v, padded) for v in program.inputs))
         for name, array in zip(program.outputs, results, strict=True):
-            journey.put(name, rows, np.asarray(array)[: len(rows)])
+            table.put(name, rows, np.asarray(array)[: len(rows)])
 
 
 class _StepTable:
-    """Where the environments of a worker stand, and what is known of each."""
+    """The steps that the environments of a worker have made, and the values of each."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class _StepTable:
         self._kept: dict[Value, np.ndarray] = {}
 
     def rows(self, value: Value, rows: np.ndarray) -> np.ndarray:
-        """What is known of these environments."""
+        """The values of these environments, at their current steps."""
         if value in self._table:
             return self._table[value][rows]
         return self._slices[value][self.clock[rows], rows]

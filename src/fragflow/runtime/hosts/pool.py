@@ -1,4 +1,4 @@
-"""Environments on the host while a run uses them: opened, checked at every step, closed."""
+"""Pools of environments on the host: opens, steps, checks and closes them for a run."""
 
 import contextlib
 import functools
@@ -22,9 +22,9 @@ from fragflow.runtime.hosts.bounds import Range
 
 
 def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
-    """By fragment, the environments of each replica; one pool serves a group.
+    """Opens the environments of each replica, by fragment; one pool serves a group.
 
-    `workers` have a graph each, which are alike.
+    `workers` is the number of workers that run this graph, each with its own environments.
     """
     pools: dict[str, list[HostPool]] = {}
     try:
@@ -47,7 +47,7 @@ def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
 def as_placed(
     environment: AnyEnvironment, policy: Policy, deployment: Deployment
 ) -> AnyEnvironment | Host:
-    """`environment`, to be stepped by the compiled program itself where the policy wants that."""
+    """Wraps `environment` to be stepped by the compiled program, if the policy allows this."""
     if not isinstance(environment, HostEnvironment) or not has_compiled_step(environment):
         return environment
     on_cpu = deployment.platform("accelerator") == "cpu"
@@ -55,7 +55,7 @@ def as_placed(
 
 
 def close_pools(pools: Mapping[str, Sequence["HostPool"]]) -> None:
-    """Closes all of them, also where closing one fails."""
+    """Closes all pools, even if closing one of them fails."""
     for group in pools.values():
         for pool in group:
             with contextlib.suppress(Exception):
@@ -63,7 +63,7 @@ def close_pools(pools: Mapping[str, Sequence["HostPool"]]) -> None:
 
 
 def answer_by(pools: Mapping[str, Sequence["HostPool"]]) -> Callable[..., Sequence[np.ndarray]]:
-    """Answers calls for all environments at once, as the first state needs them."""
+    """Makes a function that answers calls for all environments at once, for the first state."""
 
     def answer(method: str, *args: Any) -> Sequence[np.ndarray]:
         (group,) = pools.values()
@@ -75,10 +75,10 @@ def answer_by(pools: Mapping[str, Sequence["HostPool"]]) -> Callable[..., Sequen
 
 
 class HostPool:
-    """The environments of one worker, and what became of their episodes."""
+    """The environments of one worker, and the records of their episodes."""
 
     def __init__(self, host: Host, ids: Sequence[int], one_by_one: bool = False):
-        """`one_by_one`, they answer one by one: see `send` and `receive`."""
+        """With `one_by_one`, environments answer one by one: see `send` and `receive`."""
         self.ids = tuple(ids)
         self._host = host
         self._environment = host.environment
@@ -92,7 +92,7 @@ class HostPool:
         except Exception as error:
             raise self._fault("its start", error) from error
         self.busy_since: float | None = None
-        """when the call that is under way began"""
+        """start of the call that is under way, if any"""
         self._expected = functools.cache(self._expectations)
         self._first_team = teams_of(host.environment)[0]
         self._action_type = np.dtype(host.environment.action.dtype)
@@ -104,7 +104,7 @@ class HostPool:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While a compiled program steps the environments."""
+        """Notes the time of a call, also if a compiled program steps the environments itself."""
         self.busy_since = time.monotonic()
         try:
             yield
@@ -112,7 +112,7 @@ class HostPool:
             self.busy_since = None
 
     def compiled_step(self, ticket: jax.Array, action: jax.Array) -> list[jax.Array]:
-        """What a step is compiled to; by its ticket, XLA sees that it comes after the one before.
+        """The compiled form of a step; its ticket tells XLA that it follows the step before.
 
         Nothing is checked here: NaN will show in the metrics.
         """
@@ -131,9 +131,9 @@ class HostPool:
         )
 
     def close(self) -> None:
-        """Ends all that the environments have started."""
+        """Closes the environments, and ends all that they have started."""
         if self._host.is_compiled and self.busy_since is not None:
-            return  # a compiled program is still using them: they end with the process
+            return  # a compiled program still uses them: they end with the process
         self.batch.close()
 
     def _reset(self, raw_keys: Any) -> Sequence[np.ndarray]:
@@ -162,7 +162,7 @@ class HostPool:
         return [ticket + np.int32(1), self._recorded(np.asarray(record), step), *leaves]
 
     def send(self, rows: np.ndarray, ticket: np.ndarray, action: np.ndarray) -> None:
-        """Starts a step in some environments, where they answer one by one."""
+        """Starts a step in some environments that answer one by one."""
         made = self._made[rows]
         for wrong in np.flatnonzero(ticket != made):
             self._refuse_old(ticket[wrong], made[wrong])
@@ -174,7 +174,7 @@ class HostPool:
             raise self._fault("step", error) from error
 
     def receive(self, count: int) -> tuple[np.ndarray, HostStep]:
-        """Waits for the first `count` answers: of which rows, and what."""
+        """Waits for the first `count` answers; returns their rows and the answers."""
         with self.waiting():
             try:
                 rows, step = self.batch.receive(count)
@@ -186,7 +186,7 @@ class HostPool:
     def answered(
         self, ticket: np.ndarray, record: np.ndarray, step: HostStep
     ) -> Sequence[np.ndarray]:
-        """What a call of the traced program returns, for some environments."""
+        """The results of a call of the traced program, for some environments."""
         return [
             ticket + np.int32(1),
             self._recorded(record, step),
@@ -198,7 +198,7 @@ class HostPool:
             raise EnvironmentFault(
                 f"{self._environment.name} runs on the host and cannot go back: it has made "
                 f"{made} steps, but env.step got a state after {ticket}. Use every state "
-                "that env.step returns once."
+                "that env.step returns only once."
             )
 
     def _recorded(self, record: np.ndarray, step: HostStep) -> np.ndarray:
@@ -243,9 +243,9 @@ class HostPool:
         observations: int,
         rows: Sequence[int] | np.ndarray | None = None,
     ) -> None:
-        """Refuses what an environment must not answer; the first leaves are observations.
+        """Refuses invalid answers of environments; the first leaves are observations.
 
-        `rows` say whose they are, if not of all.
+        `rows` are the environments that answered, if not all did.
         """
         ids = self.ids if rows is None else [self.ids[row] for row in rows]
         types, bounds = self._expected(method, len(ids))
@@ -279,7 +279,7 @@ class HostPool:
                 self._refuse_non_finite(method, leaf, ids)
 
     def _defined(self, method: str) -> str:
-        """Where the user has written `reset` or `step`."""
+        """The place in the user's code that defines `reset` or `step`."""
         return defined_at(getattr(self.batch, method, None))
 
     def _refuse_non_finite(self, method: str, leaf: np.ndarray, ids: Sequence[int]) -> None:
@@ -323,14 +323,14 @@ class HostPlayer:
     """Environments on the host, played from Python with the checks that every run makes."""
 
     def __init__(self, environment: HostEnvironment, count: int, first: int = 0):
-        """`first` is the index of the first of them."""
+        """`first` is the index of the first environment."""
         self._pool = HostPool(Host(environment), range(first, first + count))
         self._count = count
         self._record = np.zeros((count, 5), np.float32)
 
     @property
     def batch(self) -> HostBatch:
-        """What the environment's `open` returned."""
+        """The batch that the environment's `open` returned."""
         return self._pool.batch
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:

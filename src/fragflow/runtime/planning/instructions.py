@@ -1,4 +1,4 @@
-"""What a fragment does, one after the other: a flat list of instructions."""
+"""A fragment's program as a flat list of instructions."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -67,7 +67,7 @@ class Repeat:
 
 
 Work: TypeAlias = Run | Ask | Keep | RunOutOfOrder
-"""what a fragment does by itself"""
+"""instructions that concern no other fragment"""
 Message: TypeAlias = Put | Get
 Instruction: TypeAlias = Work | Message | Enter | Repeat
 Code: TypeAlias = tuple[Instruction, ...]

@@ -9,18 +9,18 @@ from jax import lax
 
 from fragflow._all_reduce import as_summed
 from fragflow._jax import apart, is_key, plain_aval, wrapped_key
-from fragflow.graph.ir import FDG, Parcel, Transfer, Value
+from fragflow.graph.ir import FDG, REDUCTIONS, Parcel, Transfer, Value
 from fragflow.runtime.planning.instructions import routes
 
 
-def part_name(value: Value, k: int) -> Value:
-    """The name of the k-th piece of a value that is cut or joined."""
-    return f"{value}#{k}"
+def piece_name(value: Value, k: int) -> Value:
+    """The name of the k-th piece of a value that is cut or joined. No value of a program has it."""
+    return f"piece {k} of {value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fan:
-    """How the replicas at both ends of a message belong together."""
+    """The numbers of replicas at both ends of a message, and the routes between them."""
 
     sources: int
     targets: int
@@ -28,12 +28,12 @@ class Fan:
 
     @property
     def receivers(self) -> int:
-        """of each sender"""
+        """The number of receivers of each sender."""
         return self.targets if self.crossed else max(self.targets // self.sources, 1)
 
     @property
     def senders(self) -> int:
-        """to each receiver"""
+        """The number of senders to each receiver."""
         return self.sources if self.crossed else max(self.sources // self.targets, 1)
 
     @property
@@ -48,12 +48,12 @@ def fan(fdg: FDG, transfer: Transfer) -> Fan:
 
 
 def is_joined(parcel: Parcel) -> bool:
-    """Whether a receiver needs a piece of every sender; else the first sender's will do."""
-    return parcel.join is not None or parcel.collective.startswith("reduce-")
+    """True if a receiver needs a piece from every sender, not only the first sender's value."""
+    return parcel.join is not None or parcel.collective in REDUCTIONS
 
 
 def is_sent(parcel: Parcel, sender: int, fan: Fan) -> bool:
-    """Whether a sender has something to send of a value."""
+    """True if `sender` sends this parcel: only the first sender does, unless pieces are joined."""
     return is_joined(parcel) or sender % fan.senders == 0
 
 
@@ -61,7 +61,7 @@ def outgoing(fdg: FDG, transfer: Transfer) -> Sequence[Sequence[Value]]:
     """Per parcel, the names of its pieces at a sender: one per receiver, or one for all."""
     pieces = fan(fdg, transfer).receivers
     return [
-        [part_name(p.value, k) for k in range(pieces)] if p.cut is not None else [p.value]
+        [piece_name(p.value, k) for k in range(pieces)] if p.cut is not None else [p.value]
         for p in transfer.parcels
     ]
 
@@ -70,9 +70,21 @@ def incoming(fdg: FDG, transfer: Transfer) -> Sequence[Sequence[Value]]:
     """Per parcel, the names of its pieces at a receiver: one per sender, or one from the first."""
     pieces = fan(fdg, transfer).senders
     return [
-        [part_name(p.value, k) for k in range(pieces)] if is_joined(p) else [p.value]
+        [piece_name(p.value, k) for k in range(pieces)] if is_joined(p) else [p.value]
         for p in transfer.parcels
     ]
+
+
+def wholes(fdg: FDG, name: str) -> dict[Value, Value]:
+    """Maps the name of each piece that a fragment sends or receives to that of the whole value."""
+    return {
+        piece: parcel.value
+        for transfer in fdg.transfers
+        for end, pieces_of in ((transfer.source, outgoing), (transfer.target, incoming))
+        if end == name
+        for parcel, pieces in zip(transfer.parcels, pieces_of(fdg, transfer), strict=True)
+        for piece in pieces
+    }
 
 
 def splitter(pieces: int, axis: int) -> Callable[..., Sequence[Any]]:
@@ -91,7 +103,7 @@ def joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
         return (jnp.concatenate(parts, parcel.join),)
 
     def reduce(*parts: Any) -> Sequence[Any]:
-        # Summed in the order of replicas, whichever came first.
+        # Summed in the order of replicas, not of arrival.
         shaped = [as_summed(part.reshape(aval.shape)) for part in parts]
         total = shaped[0]
         for part in shaped[1:]:
@@ -103,7 +115,7 @@ def joiner(parcel: Parcel, aval: Any) -> Callable[..., Sequence[Any]]:
 
 
 def zeros(aval: Any) -> Callable[..., Sequence[Any]]:
-    """Room for a loop's output."""
+    """Makes the buffer that a loop's output is collected in."""
 
     def make() -> Sequence[Any]:
         if is_key(aval):
@@ -120,5 +132,5 @@ def take_row(whole: Any, step: Any) -> Sequence[Any]:
 
 
 def put_row(buffer: Any, element: Any, step: Any) -> Sequence[Any]:
-    """A loop's output with the row that a step makes."""
+    """A loop's output with the row of this step filled in."""
     return (lax.dynamic_update_index_in_dim(buffer, element, step, 0),)

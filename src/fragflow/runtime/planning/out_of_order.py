@@ -1,4 +1,4 @@
-"""A loop that environments go through each at its own pace: what to compute for those at hand."""
+"""Plans a loop that each environment goes through at its own pace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class OutOfOrderLoop:
     loop: Loop
     call: HostCall
     before: Segment
-    """from an observation to an action, for the environments at hand"""
+    """from an observation to an action, for the environments that have answered"""
     after: Segment
-    """what follows the environments' answer"""
+    """operations that follow the environments' answer"""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
@@ -28,7 +28,7 @@ class OutOfOrderLoop:
 
 
 def plan_out_of_order(fragment: Fragment, loop: Loop) -> OutOfOrderLoop:
-    """`loop` cut at its step of the environments."""
+    """Cuts `loop` at its step of the environments."""
     (op,) = host_steps(loop.body)
     assert fragment.first is not None
     first = Extent(fragment.first)

@@ -1,7 +1,8 @@
-"""Collects what a loop step adds to several outputs as one row of one array.
+"""Collects the rows that a loop step adds to several outputs as one row of one array.
 
-A compiled call costs by the number of arrays that go in and come out, so outputs that one segment
-collects step by step share a buffer of 32-bit words, which is taken apart after the loop.
+The cost of a compiled call grows with the number of arrays that go in and come out. So the outputs
+that one segment collects step by step share a buffer of 32-bit words, which is taken apart after
+the loop.
 """
 
 import math
@@ -19,8 +20,7 @@ from fragflow.runtime.planning.instructions import Enter, Instruction, Repeat, R
 from fragflow.runtime.planning.segments import RuntimeOp
 
 MAX_ROW_BYTES = 1 << 16
-"""bytes; larger rows gain nothing from being packed"""
-SUFFIX = "@packed"
+"""larger rows gain nothing from being packed"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class PlanDraft:
     loops: list[Any]
     code: list[Instruction]
     shell_reads: set[Value]
-    """what sends and loops read, apart from segments"""
+    """values that sends and loops read, outside segments"""
     packed_avals: dict[Value, jax.ShapeDtypeStruct] = field(default_factory=dict)
 
 
@@ -66,7 +66,7 @@ def _pack(
     avals: Mapping[Value, Any],
 ) -> None:
     loop = draft.loops[index]
-    buffer = f"{loop.counter}@{segment}{SUFFIX}"
+    buffer = f"{loop.counter}@{segment}@packed"
     outputs = tuple(put.outputs[0] for put in puts)
     types = [jax.ShapeDtypeStruct(avals[o].shape[1:], avals[o].dtype) for o in outputs]
     shape = (loop.length, sum(math.prod(t.shape) for t in types))
@@ -132,7 +132,7 @@ def _words(values: Sequence[Any]) -> Any:
 
 
 def _columns(types: Sequence[jax.ShapeDtypeStruct]) -> Callable[[Any], Sequence[Any]]:
-    """Takes `[length, words]` apart again."""
+    """Makes a function that takes `[length, words]` apart again."""
 
     def columns(rows: Any) -> Sequence[Any]:
         values, start = [], 0

@@ -1,4 +1,4 @@
-"""From a fragment to instructions: compiled segments, and the messages and loops between them."""
+"""Plans a fragment as instructions: compiled segments, with messages and loops between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ from fragflow.runtime.planning.messages import (
     fan,
     is_joined,
     joiner,
-    part_name,
+    piece_name,
     put_row,
     splitter,
     take_row,
@@ -58,7 +58,7 @@ from fragflow.runtime.planning.segments import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlan:
-    """What the shell does around the steps of a loop: only renaming of values."""
+    """A loop that the driver runs step by step; around the steps it only renames values."""
 
     length: int
     counter: Value
@@ -70,11 +70,11 @@ class LoopPlan:
     """(final value, inside)"""
     reverse: bool
     rows: tuple[Stack, ...] = ()
-    """outputs that the host makes, and that are collected there"""
+    """outputs that are made and collected on the host"""
 
     @property
     def order(self) -> range:
-        """The numbers of its steps as they are made."""
+        """The numbers of the steps, in the order in which they are made."""
         return range(self.length - 1, -1, -1) if self.reverse else range(self.length)
 
 
@@ -154,7 +154,7 @@ class _Planner:
         self._pending: list[Node | RuntimeOp] = []
         self._segments: list[tuple[Node | RuntimeOp, ...]] = []
         outer = fragment.loop
-        # What the shell reads, apart from segments: sends, and loops' renamings.
+        # Values that the driver reads outside segments: for sends, and for loops' renamings.
         self._shell_reads = {c.next for c in outer.carries} | {s.element for s in outer.stacks}
 
     def block(self, nodes: Sequence[Node]) -> None:
@@ -197,7 +197,7 @@ class _Planner:
         pieces = fan(self._fdg, transfer).receivers
         for parcel in transfer.parcels:
             if parcel.cut is not None:
-                names = tuple(part_name(parcel.value, k) for k in range(pieces))
+                names = tuple(piece_name(parcel.value, k) for k in range(pieces))
                 self._pending.append(
                     RuntimeOp(
                         inputs=(parcel.value,),
@@ -219,7 +219,7 @@ class _Planner:
         pieces = fan(self._fdg, transfer).senders
         for parcel in transfer.parcels:
             if is_joined(parcel):
-                names = tuple(part_name(parcel.value, k) for k in range(pieces))
+                names = tuple(piece_name(parcel.value, k) for k in range(pieces))
                 join = joiner(parcel, self._avals[parcel.value])
                 self._pending.append(
                     RuntimeOp(inputs=names, outputs=(parcel.value,), function=join)
@@ -306,9 +306,9 @@ class _Planner:
 
 
 def _finished(draft: PlanDraft, large: Mapping[Value, Value]) -> tuple[Segment, ...]:
-    """Segments with their inputs and outputs, once all readers are known.
+    """Makes segments with their inputs and outputs, once all readers are known.
 
-    `large` state is written into by the segment that alone reads it and makes what follows it.
+    A segment writes into a value of `large` if it is the only reader and makes the next value.
     """
     reads = [reads_of(nodes) for nodes in draft.segments]
     defines = [defines_of(nodes) for nodes in draft.segments]
@@ -344,10 +344,10 @@ LARGE_BYTES = 1 << 20
 
 
 def large_state(fdg: FDG, fragment: Fragment) -> dict[Value, Value]:
-    """By its name in an iteration, what each large leaf of the state is at the iteration's end.
+    """By name in an iteration, the value of each large leaf of the state at the iteration's end.
 
-    Not what is sent: its receiver has the same array. None where fragments run ahead of one
-    another: there the last state is looked at while the next one is being made.
+    Values that are sent are left out: their receivers have the same array. The result is empty if
+    fragments run ahead of one another: the last state is still read while the next one is made.
     """
     if fdg.delays or fdg.server is not None:
         return {}

@@ -1,4 +1,4 @@
-"""Segments: nodes of a fragment that compile into one program, and what they read and make."""
+"""Segments: nodes of a fragment that compile into one program; the values they read and make."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from fragflow.graph.ir import Constant, Loop, Node, Op, Receive, Value, walk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOp:
-    """Work that the runtime adds: slicing, collecting, joining and cutting of messages."""
+    """An operation that the runtime adds: slicing, collecting, joining or cutting of messages."""
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
@@ -29,9 +29,9 @@ class Segment:
     outputs: tuple[Value, ...]
     donated: frozenset[Value] = frozenset()
     is_repeated: bool = False
-    """runs at every step of a loop, so that what a call costs counts"""
+    """runs at every step of a loop, so that the cost of a call matters"""
     extent: Extent | None = None
-    """environments that it is run for; None: all that the fragment holds"""
+    """extent that it is compiled for; None: the fragment's"""
 
     @property
     def components(self) -> tuple[str, ...]:

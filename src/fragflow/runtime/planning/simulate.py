@@ -1,4 +1,4 @@
-"""Steps a plan without executing it: the order of its events, and who waits for ever.
+"""Steps a plan without executing it, to find the order of its events and replicas that deadlock.
 
 A pure state machine over the instructions of all replicas.
 """
@@ -26,14 +26,14 @@ from fragflow.runtime.planning.plan import Plan
 
 
 class Cursor(NamedTuple):
-    """Where a fragment stands: the next instruction, and the step of each loop around it."""
+    """A position in a fragment's code: the next instruction and the step of each loop around it."""
 
     position: int = 0
     steps: tuple[int, ...] = ()
 
 
 def advance(code: Code, cursor: Cursor) -> Cursor:
-    """Where a fragment stands after the instruction at `cursor`."""
+    """Returns the position after the instruction at `cursor`."""
     position, steps = cursor
     instruction = code[position]
     kind = type(instruction)
@@ -56,7 +56,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """All replicas of a graph: where each stands, and which messages are under way."""
+    """The positions of all replicas of a graph, and the messages that are under way."""
 
     codes: Mapping[str, Code]
     replicas: Mapping[str, int]
@@ -75,7 +75,7 @@ class Schedule:
         return code[position] if position < len(code) else None
 
     def is_ready(self, replica: Replica) -> bool:
-        """Whether the replica's next instruction can be carried out now."""
+        """True if the replica's next instruction can be carried out now."""
         instruction = self.instruction(replica)
         if isinstance(instruction, Get):
             return all(self.arrived.get(key, 0) for key in self._incoming(instruction, replica))
@@ -85,7 +85,7 @@ class Schedule:
         return tuple(replica for replica in self.cursors if self.is_ready(replica))
 
     def handle(self, event: Done) -> "Schedule":
-        """The state after a replica has carried out its current instruction."""
+        """Returns the schedule after a replica has carried out its current instruction."""
         replica = event.replica
         instruction = self.instruction(replica)
         arrived = dict(self.arrived)
@@ -100,7 +100,7 @@ class Schedule:
         return Schedule(codes=self.codes, replicas=self.replicas, cursors=cursors, arrived=arrived)
 
     def stuck(self) -> Sequence[Replica]:
-        """Replicas that wait for ever: nobody is ready and they are not finished."""
+        """Replicas that wait for ever: they are not finished, and no replica is ready."""
         if self.ready():
             return ()
         return tuple(r for r in self.cursors if self.instruction(r) is not None)
@@ -118,7 +118,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class Record:
-    """What one iteration would do."""
+    """The instructions and messages of one simulated iteration."""
 
     order: list[tuple[Replica, Instruction]] = field(default_factory=list)
     messages: Counter[str] = field(default_factory=Counter)
@@ -126,7 +126,7 @@ class Record:
 
 
 def record(fdg: FDG, plan: Plan, seed: int | None = None) -> Record:
-    """Steps all fragments through one iteration; `seed` shuffles who goes first."""
+    """Steps all fragments through one iteration; `seed` has ready replicas go in random order."""
     codes = {name: part.code for name, part in plan.parts.items()}
     replicas = {name: fragment.replicas for name, fragment in fdg.fragments.items()}
     schedule = Schedule.start(codes, replicas)

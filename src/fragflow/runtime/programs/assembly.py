@@ -1,4 +1,4 @@
-"""Everything that a graph's workers need before they start: programs, devices, first values."""
+"""Prepares the start of a graph's workers: their programs, devices and first values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,9 +13,9 @@ from fragflow._jax import REPLICA_AXIS, plain_aval
 from fragflow.api.kernel import REFERENCE
 from fragflow.errors import ConfigError
 from fragflow.graph.extent import Extent
-from fragflow.graph.ir import FDG, Fragment, Parcel, Transfer, Value
+from fragflow.graph.ir import FDG, REDUCTIONS, Fragment, Parcel, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
-from fragflow.runtime.planning.messages import fan, is_joined, part_name
+from fragflow.runtime.planning.messages import fan, is_joined, piece_name, wholes
 from fragflow.runtime.planning.plan import FragmentPlan, Plan
 from fragflow.runtime.programs.blocks import blocked_operations
 from fragflow.runtime.programs.compile import (
@@ -53,7 +53,7 @@ def devices_for(fragment: Fragment) -> list[Any]:
 
 
 class Assembly:
-    """Compiles the programs of a graph, and finds what its workers start from."""
+    """Compiles the programs of a graph, and makes the first values of its workers."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Assembly:
     ):
         """`state` holds the first value of every state leaf, `row_kinds` asks for blocks.
 
-        `implementations` are those asked for, by kernel or component; others are picked.
+        `implementations` are those asked for, by kernel; others are picked.
         """
         self.fdg = fdg
         self.plan = plan
@@ -91,15 +91,15 @@ class Assembly:
 
     @property
     def picks(self) -> Picks:
-        """How kernels are computed by the programs that have been compiled."""
+        """The implementation of each kernel in the programs that have been compiled."""
         return as_compiled(self._picks, self._computed)
 
     def found(self, name: str, computed: Computed) -> None:
-        """Notes what is in a fragment's compiled programs, here or where it runs."""
+        """Records the implementations found in a fragment's compiled programs."""
         self._computed[name] = self._computed.get(name, frozenset()) | computed
 
     def layouts(self, name: str) -> list[Layout]:
-        """Where the replicas of a fragment are; a group's are all in one place."""
+        """The layouts of a fragment's replicas; all replicas of a group share one."""
         return self._layouts[name]
 
     def programs(
@@ -148,7 +148,7 @@ class Assembly:
         for carry in fragment.loop.carries:
             first = place(self._state[carry.inside], carry.inside)
             if carry.inside in part.in_place:
-                first = jnp.copy(first)  # written into: nobody else may have it
+                first = jnp.copy(first)  # written into, so that it must not be shared
             values[carry.init] = values[carry.inside] = first
         return values
 
@@ -157,7 +157,7 @@ class Assembly:
     ) -> list[Any]:
         fragment = part.fragment
         avals = self._avals(part, fragment.extent)
-        kinds = self.fdg.kinds[fragment.name]
+        kinds = self._kinds(part)
         context = self._setting(part, layout, fragment.extent)
         picked = self._picks[fragment.name]
         expected = frozenset((k, way.how) for k, way in picked.items() if way.how != REFERENCE)
@@ -206,6 +206,15 @@ class Assembly:
             kernels=kernel_programs(self._picks[fragment.name], layout.platform),
         )
 
+    def _kinds(self, part: FragmentPlan) -> dict[Value, Kind]:
+        """The kinds of a fragment's values, and of those that its plan adds."""
+        name = part.fragment.name
+        kinds = self.fdg.kinds[name]
+        pieces = {p: kind_of(whole, kinds) for p, whole in wholes(self.fdg, name).items()}
+        # Packed values hold one replica's rows in a form that cannot be cut.
+        packed = dict.fromkeys(part.packed_avals, Kind(tag=Tag.PARTIAL))
+        return {**kinds, **pieces, **packed}
+
     def _avals(self, part: FragmentPlan, extent: Extent) -> dict[Value, Any]:
         fragment = part.fragment
         avals = dict(self.fdg.program.avals[extent])
@@ -236,7 +245,7 @@ def _device_key(layout: Layout) -> Any:
 
 
 def _piece_avals(fdg: FDG, transfer: Transfer) -> dict[Value, Any]:
-    """Types of what a receiver joins: pieces of each sender, cut for the receiver."""
+    """Types of the pieces that a receiver joins: one from each sender, cut for the receiver."""
     source, ends = fdg.fragments[transfer.source], fan(fdg, transfer)
 
     def aval(parcel: Parcel) -> Any:
@@ -245,12 +254,12 @@ def _piece_avals(fdg: FDG, transfer: Transfer) -> dict[Value, Any]:
         if parcel.cut is not None:
             shape[parcel.cut] //= ends.receivers
         # A partial value has a leading axis in a group, of one entry per replica.
-        if source.group and parcel.collective.startswith("reduce-"):
+        if source.group and parcel.collective in REDUCTIONS:
             shape.insert(0, 1)
         return jax.ShapeDtypeStruct(tuple(shape), plain.dtype)
 
     return {
-        part_name(p.value, k): aval(p)
+        piece_name(p.value, k): aval(p)
         for p in transfer.parcels
         if is_joined(p)
         for k in range(ends.senders)

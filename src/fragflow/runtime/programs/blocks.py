@@ -1,4 +1,4 @@
-"""Canonical blocks: components that give the same bits however environments are spread.
+"""Canonical blocks, with which components give the same bits however environments are spread.
 
 XLA's kernels round differently for different batch sizes. With blocks, a component that works row
 by row always sees the same number of environments; a worker runs as many blocks as it needs.
@@ -19,7 +19,7 @@ from fragflow.graph.replicas.kinds import Kind, Tag
 
 
 def is_row_wise(op: Op, kinds: Mapping[Value, Kind]) -> bool:
-    """Whether a component maps rows of environments to rows, each by itself."""
+    """True if a component maps rows of environments to rows, each by itself."""
     if not op.components or contains_all_reduce(op.eqn):
         return False
     if is_host_call(op) or any(hosts_compiled_into(op.eqn)):

@@ -1,4 +1,4 @@
-"""A fragment's segments as functions for where it runs, compiled ahead of time."""
+"""A fragment's segments as functions for its devices, compiled ahead of time."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,10 @@ from fragflow.runtime.programs.kernel_scopes import Computed, read_off
 from fragflow.runtime.programs.layout import Layout, kind_of, plain_function
 
 ROOM = 256
-"""iterations that one call of a message-free training loop can make at most"""
+"""most iterations that one call of a message-free training loop can make"""
 
 FOR_SMALL_PROGRAMS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
-"""Operations in an order for one thread: handing a few microseconds of work on costs more."""
+"""operations in an order for one thread: passing microseconds of work to another costs more"""
 
 START, COUNT = "start@chunk", "count@chunk"
 
@@ -40,10 +40,10 @@ class Executable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFunction:
-    """A segment as a function for where it runs, not yet compiled."""
+    """A segment as a function for its devices, not yet compiled."""
 
     body: Callable[[dict[Value, Any], bool], dict[Value, Any]]
-    """extends values by what the segment makes; the flag says whether components are inlined"""
+    """adds the values that the segment makes; the flag says whether components are inlined"""
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     avals: Mapping[Value, Any]
@@ -51,7 +51,7 @@ class SegmentFunction:
     layout: Layout
     donated: tuple[int, ...]
     options: Mapping[str, Any]
-    """the compiler's"""
+    """of the compiler"""
     name: str
     line: str
     expected: Computed = frozenset()
@@ -59,17 +59,17 @@ class SegmentFunction:
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
-        """Of its arguments."""
+        """Types of the arguments."""
         return [self.layout.aval(v, self.avals[v], kind_of(v, self.kinds)) for v in self.inputs]
 
     def function(self, inline: bool) -> Callable[..., list[Any]]:
-        """Over positional plain arrays of one replica."""
+        """The function of positional plain arrays of one replica."""
         return plain_function(
             lambda env: self.body(env, inline), self.inputs, self.outputs, self.avals
         )
 
     def jitted(self, inline: bool) -> Any:
-        """Over arrays as the layout has them."""
+        """The function of arrays as the layout has them, jitted."""
         ends = [[kind_of(v, self.kinds) for v in values] for values in (self.inputs, self.outputs)]
         wrapped = self.layout.wrap(self.function(inline), *ends)
         return jax.jit(wrapped, donate_argnums=self.donated)
@@ -95,7 +95,7 @@ def compile_function(function: SegmentFunction) -> Executable:
 def compile_safely(
     lowered: Callable[[bool], Any], options: Mapping[str, Any] | None, expected: Computed
 ) -> tuple[Callable[..., Sequence[jax.Array]], Computed]:
-    """Compiles with components apart, and inlined only if XLA would get them wrong."""
+    """Compiles components apart; inlines them only if XLA would compile them wrongly."""
     asked = lowered(False)
     program = asked.compile(compiler_options=options)
     text = program.as_text()
@@ -115,7 +115,7 @@ def segment_function(
     name: str,
     compiler_options: Mapping[str, Any],
 ) -> SegmentFunction:
-    """Nodes between two messages."""
+    """Makes the function of the nodes between two messages."""
 
     def body(env: dict[Value, Any], inline: bool) -> dict[Value, Any]:
         evaluate(segment.nodes, env, replace(context, inline=inline))
@@ -146,7 +146,7 @@ def training_function(
     compiler_options: Mapping[str, Any],
     in_place: frozenset[Value] = frozenset(),
 ) -> SegmentFunction:
-    """A whole message-free training loop."""
+    """Makes the function of a whole message-free training loop."""
     loop = fragment.loop
     states = tuple(c.init for c in loop.carries)
     finals = tuple(c.final for c in loop.carries)
@@ -195,7 +195,7 @@ _VIEWS = ("bitcast", "reshape", "copy-done", "optimization-barrier")
 
 
 def has_call_with_shared_operands(hlo: str) -> bool:
-    """Whether some call in an optimised program gets one buffer twice."""
+    """True if a call in an optimised program is given one buffer twice."""
     origin: dict[str, str] = {}
     operands: list[str]
     for line in hlo.splitlines():

@@ -18,25 +18,25 @@ MAX_VIRTUAL = 8
 _OPTION = "--xla_backend_extra_options"
 _SMALL_LOOPS = "xla_cpu_small_while_loop_byte_threshold"
 _MAX_LOOP = 1024
-"""bytes; what JAX 0.10 takes for small"""
+"""bytes; the limit for small loops of JAX 0.10"""
 
 
 def deployment_here(
     workers: int, learners: int, slots: Mapping[str, int] | None = None
 ) -> Deployment:
-    """What a run gets on this machine: which accelerators, and how many replicas have their own."""
+    """The deployment on this machine: its accelerator, and how many replicas have their own."""
     return Deployment(
         workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
     )
 
 
 def own_devices(policy: Policy, deployment: Deployment) -> int:
-    """Devices that no two fragments may share."""
+    """Counts the devices that no two fragments may share."""
     return sum(deployment.count(p.replicas) for p in policy.places if p.own_devices)
 
 
 def needed_devices(policy: Policy, deployment: Deployment) -> int:
-    """Devices that replicas which may reduce among themselves, or ask for their own, need."""
+    """Counts the devices for replicas that may reduce among themselves, or ask for their own."""
     own = own_devices(policy, deployment)
     counts = [
         deployment.count(place.replicas)
@@ -51,16 +51,16 @@ def _claims(place: Place) -> tuple[str, ...]:
 
 
 def compute_in_calling_thread() -> None:
-    """Has JAX run CPU programs where they are called, if it has not started; workers' JAX too.
+    """Makes JAX run CPU programs in the calling thread, if it has not started; in workers too.
 
-    Between two calls of environments on the host there is little to compute: waking a thread of
-    XLA's for it, and being woken by it, would cost as much.
+    Between two calls of environments on the host there is little to compute: it would cost as much
+    to wake one of XLA's threads for it, and to be woken by that thread.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def prepare_devices(policy: Policy, deployment: Deployment) -> None:
-    """Asks JAX for virtual CPU devices while it can still be asked; refuses what cannot be."""
+    """Asks JAX for virtual CPU devices, if it has not started; raises if there are too few."""
     keep_loops_apart()
     needed = needed_devices(policy, deployment)
     if needed == 1:
@@ -88,12 +88,24 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
         )
 
 
-def keep_loops_apart() -> None:
-    """Has XLA compile loops operation by operation, if it has not started; workers' XLA too.
+def shortage(policy: Policy, deployment: Deployment) -> str | None:
+    """Why threads of this machine could not run it, if they lack devices."""
+    needed = needed_devices(policy, deployment)
+    if accelerator() != "cpu":
+        needed, most = own_devices(policy, deployment), len(jax.devices())
+    else:
+        most = max(MAX_VIRTUAL, len(jax.devices()))
+    if needed <= most:
+        return None
+    return f"it needs {needed} devices, and there are at most {most} here"
 
-    From JAX 0.11 on it makes one function of a small loop, whatever the components in it: their
-    multiplications and additions are then contracted across their boundaries, and the bits of a
-    result depend on where the program was cut.
+
+def keep_loops_apart() -> None:
+    """Makes XLA compile loops operation by operation, if it has not started; in workers too.
+
+    From JAX 0.11 on, XLA makes one function of a small loop, whatever its components: it then
+    contracts multiplications and additions across their boundaries, and the bits of a result
+    depend on where the program was cut.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if _SMALL_LOOPS not in flags:
@@ -102,7 +114,7 @@ def keep_loops_apart() -> None:
 
 @functools.cache
 def are_loops_apart() -> bool:
-    """Whether XLA does so: read off a compiled loop of more than the largest small one."""
+    """True if XLA does so: compiles a loop above the limit, and looks at the program."""
     if not has_started():
         keep_loops_apart()
     start = jax.ShapeDtypeStruct((_MAX_LOOP,), "float32", sharding=_on_cpu())
@@ -120,13 +132,13 @@ def accelerator() -> str:
 
 
 def places() -> dict[str, int]:
-    """How many replicas of a platform have an accelerator of their own."""
+    """By platform, the number of replicas that can have an accelerator of their own."""
     kind = accelerator()
     return {} if kind == "cpu" else {kind: len(jax.devices())}
 
 
 def processor_of(device: Any) -> str:
-    """Its model: others have other kernels, with other bits."""
+    """The model of a device: other models have other kernels, with other bits."""
     return device.device_kind if device.platform != "cpu" else _model_of_cpu()
 
 

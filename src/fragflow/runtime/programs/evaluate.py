@@ -24,13 +24,13 @@ from fragflow.runtime.planning.segments import RuntimeOp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalContext:
-    """What the same nodes need to know of the fragment that runs them."""
+    """The facts about a fragment that the evaluation of its nodes depends on."""
 
     extent: Extent
     group: int = 1
     """replicas that reduce among themselves in this program"""
     inline: bool = False
-    """lets XLA inline components; see shared_operands.py"""
+    """lets XLA inline components; see `compile_safely`"""
     replacements: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]]
     """by path, operations that run in another way (in blocks, say)"""
     kernels: Callable[[str, ClosedJaxpr], ClosedJaxpr | None]
@@ -40,7 +40,7 @@ class EvalContext:
 def evaluate(
     nodes: Sequence[Node | RuntimeOp], env: dict[Value, Any], context: EvalContext
 ) -> None:
-    """Extends `env` by what `nodes` compute."""
+    """Adds the values that `nodes` compute to `env`."""
     for node in nodes:
         match node:
             case Op():
@@ -102,7 +102,7 @@ def training_chunk(
     buffers: Sequence[Any],
     context: EvalContext,
 ) -> tuple[list[Any], list[Any]]:
-    """`count` iterations of a training loop that needs no messages: last state, all metrics.
+    """Makes `count` iterations of a message-free loop; returns the last state and all metrics.
 
     The count is a run-time number: the program is compiled once, and the bits do not depend on how
     a run is divided into chunks. Metrics go to `buffers`, which have room for the largest chunk.

@@ -1,4 +1,4 @@
-"""Picks how each fragment computes what can be computed in several ways."""
+"""Picks each fragment's implementation of every kernel that has several."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from fragflow.runtime.programs.kernel_scopes import Computed, marked
 
 
 class Way(NamedTuple):
-    """How a kernel is computed, and what there is to say about it."""
+    """The implementation that computes a kernel, and a note about it."""
 
     how: str
     note: str = ""
@@ -34,7 +34,7 @@ Picks = Mapping[str, Mapping[str, Way]]
 def pick(
     plan: Plan, asked: Mapping[str, str] | None = None, is_deterministic: bool = False
 ) -> Picks:
-    """What each fragment uses: what was asked for, else the default of where it runs.
+    """Picks each fragment's implementations: those asked for, else its platform's default.
 
     With `is_deterministic` the default is XLA throughout.
     """
@@ -67,7 +67,7 @@ def pick(
 def kernel_programs(
     picks: Mapping[str, Way], platform: str
 ) -> Callable[[str, ClosedJaxpr], ClosedJaxpr | None]:
-    """A function that gives the picked program in the place of a kernel's own."""
+    """Makes a function that returns the program picked for a kernel; None: the kernel's own."""
 
     def other(name: str, closed: ClosedJaxpr) -> ClosedJaxpr | None:
         how = picks[name].how if name in picks else REFERENCE
@@ -83,7 +83,7 @@ def kernel_programs(
 
 
 def as_compiled(picks: Picks, computed: Mapping[str, Computed]) -> Picks:
-    """What was picked, and is in the programs that were compiled; the reference for all else."""
+    """Returns the picks that are in the compiled programs, with the reference for all others."""
 
     def checked(fragment: str, name: str, way: Way) -> Way:
         if way.how == REFERENCE or (name, way.how) in computed.get(fragment, frozenset()):
@@ -97,7 +97,7 @@ def as_compiled(picks: Picks, computed: Mapping[str, Computed]) -> Picks:
 
 
 def in_words(picks: Picks) -> dict[str, str]:
-    """By kernel, how it is computed; by fragment where they differ."""
+    """Describes how each kernel is computed; for each fragment where they differ."""
     ways: dict[str, dict[str, str]] = {}
     for fragment, chosen in picks.items():
         for name, way in chosen.items():
@@ -165,7 +165,7 @@ def _default(name: str, programs: Sequence[ClosedJaxpr], platform: str) -> Way:
 
 
 def _tried(name: str, implementation: Implementation, programs: Sequence[ClosedJaxpr]) -> Way:
-    """The way that this implementation is; the reference, with why, if it cannot be used."""
+    """The way of this implementation; the reference, with the reason, if it cannot be used."""
     how = implementation.name
     reason = implementation.absent()
     if reason is not None:
@@ -185,12 +185,12 @@ def _fitting(name: str, how: str, programs: Sequence[ClosedJaxpr]) -> list[Close
 
 
 def _misfit(name: str, implementation: Implementation, closed: ClosedJaxpr) -> str:
-    """Why an implementation cannot stand for a call of its kernel; nothing if it can."""
+    """The reason why an implementation cannot replace a call of its kernel; empty if it can."""
     avals = closed.in_avals
     other = "the call was mapped, differentiated or cut down, so that it is another function"
     try:
         reference = reference_program(name, avals)
-    except TypeError:  # an argument that nothing needs is not there any more
+    except TypeError:  # an argument that nothing reads was removed
         return other
     if _text(closed) != _text(reference):
         return other
@@ -200,9 +200,9 @@ def _misfit(name: str, implementation: Implementation, closed: ClosedJaxpr) -> s
 
 
 def _text(closed: ClosedJaxpr) -> str:
-    """A program in words, its variables numbered in their order: what nothing needs is left out.
+    """A program as text, its variables numbered in order, without dead code.
 
-    So is it when an algorithm is traced.
+    Tracing an algorithm removes dead code too.
     """
     return _ADDRESS.sub("", str(dead_code_removed(closed)))
 
@@ -211,14 +211,14 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 TOLERANCE = 1e-3
-"""relative to the largest number: another order of sums is far below"""
+"""relative to the largest number; sums in another order differ by far less"""
 
 
 def _compare(name: str, how: str, avals: Sequence[Any], platform: str) -> None:
-    """Refuses a user's implementation that is not the reference, on random numbers.
+    """Refuses a user's implementation that differs from the reference on random numbers.
 
-    The replica check reads the reference alone. Ours are compared by tests; where there is no such
-    device here, or arguments are not numbers, there is nothing to compare.
+    The replica check reads the reference alone. Our own implementations are compared by tests.
+    Nothing is compared without such a device here, or if an argument is not of numbers.
     """
     kernel = KERNELS[name]
     call = kernel.implementations[how].call

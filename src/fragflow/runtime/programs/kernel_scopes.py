@@ -1,4 +1,4 @@
-"""By which implementation a program computes a kernel: marked in it, and read off it again."""
+"""Scopes that name the implementations of kernels in a program; read off it when it is compiled."""
 
 import re
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 Computed = frozenset[tuple[str, str]]
-"""kernels with the implementations that are in a program, the reference aside"""
+"""kernels with the implementations that are in a program, except the reference"""
 
 _MARK = re.compile(r"kernel:([a-z0-9_.]+)\)*/by:([^/\"]+)")
 
 
 def marked(call: Callable[..., Any], implementation: str) -> Callable[..., Any]:
-    """`call`, whose operations say in a compiled program where they come from."""
+    """Puts the operations of `call` into a scope that names the implementation."""
 
     def inner(*args: Any) -> Any:
         with jax.named_scope(f"by:{implementation}"):
@@ -23,10 +23,11 @@ def marked(call: Callable[..., Any], implementation: str) -> Callable[..., Any]:
 
 
 def read_off(lowered: Any, compiled_text: str, expected: Computed) -> Computed:
-    """What marks say in a compiled program.
+    """Reads the implementations of kernels off a compiled program.
 
-    One from JAX's cache may have been compiled for another that computes the same and has no marks,
-    or others: where an expected one is missing, what was handed to the compiler has the word.
+    JAX's cache may give a program that was compiled for another one, which computes the same but
+    has no such scopes, or others. If an expected scope is missing, those of the program before
+    compilation count as well.
     """
     found = _marks(compiled_text)
     return found if expected <= found else found | _marks(lowered.as_text(debug_info=True))

@@ -1,8 +1,8 @@
-"""Where a fragment's values live: on one device, or spread over a group's mesh.
+"""Placement of a fragment's values: on one device, or spread over a group's mesh.
 
 A group of replicas runs as one program over a mesh. A value with the environment axis is sharded
-along it, a uniform one is on every device, anything else gets a leading axis of one entry per
-replica. The mesh may have devices of several processes; each has its own part of a value then.
+along it, a uniform one is on every device, any other gets a leading axis with one entry per
+replica. The mesh may have devices of several processes; each then has its own part of a value.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from fragflow._jax import REPLICA_AXIS, is_key, plain_aval, raw_key, wrapped_key
 from fragflow.graph.ir import Value
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
-from fragflow.runtime.planning.pack import SUFFIX
 
 Body = Callable[[dict[Value, Any]], dict[Value, Any]]
 
@@ -68,7 +67,7 @@ class DeviceGroup:
 
     @property
     def devices(self) -> list[Any]:
-        """Those of this process, in the order of their replicas."""
+        """The devices of this process, in the order of their replicas."""
         here = jax.process_index()
         return [d for d in self.mesh.devices.flat if d.process_index == here]
 
@@ -120,7 +119,7 @@ class DeviceGroup:
         )
 
     def place(self, array: Any, kind: Kind) -> jax.Array:
-        """A value of which this process has the whole, or the part of its own replicas."""
+        """Places a value, given all of it, or the part of this process's replicas."""
         count = len(self.devices)
         if count == self.mesh.size:
             return jax.device_put(array, self._sharding(kind))
@@ -130,7 +129,7 @@ class DeviceGroup:
         return self.receive(list(array) if is_stacked else [array] * count, kind)
 
     def receive(self, parts: Sequence[Any], kind: Kind) -> jax.Array:
-        """A global array from one local array per replica of this process."""
+        """Makes a global array from one local array per replica of this process."""
         placed = [
             p if isinstance(p, jax.Array) and p.devices() == {d} else jax.device_put(p, d)
             for p, d in zip(parts, self.devices, strict=True)
@@ -153,7 +152,7 @@ Layout = OneDevice | DeviceGroup
 
 
 def on_host(array: Any) -> np.ndarray:
-    """A value's numbers; of a group over several processes, those that this one has."""
+    """A value as a NumPy array; of a group over several processes, this process's part."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
     assert isinstance(array.sharding, NamedSharding)
@@ -165,7 +164,7 @@ def on_host(array: Any) -> np.ndarray:
 def plain_function(
     body: Body, inputs: Sequence[Value], outputs: Sequence[Value], avals: Mapping[Value, Any]
 ) -> Callable[..., list[Any]]:
-    """`body` over positional plain arrays: random keys are numbers outside of it."""
+    """Wraps `body` as a function of positional plain arrays; random keys are numbers outside it."""
 
     def function(*args: Any) -> list[Any]:
         env = {}
@@ -180,10 +179,5 @@ def plain_function(
 
 
 def kind_of(value: Value, kinds: Mapping[Value, Kind]) -> Kind:
-    """The kind of a value, or of a piece of one; what the runtime adds itself is uniform.
-
-    Packed values hold rows of one replica, but in no order that could be cut.
-    """
-    if value.endswith(SUFFIX):
-        return Kind(tag=Tag.PARTIAL)
-    return kinds.get(value.split("#")[0], UNIFORM)
+    """The kind of a value; values that the runtime adds are uniform."""
+    return kinds.get(value, UNIFORM)

@@ -1,4 +1,4 @@
-"""Whether a run has the bits of the undivided program: both are run, as they are, and compared."""
+"""Compares a run's bits with those of the undivided program: runs both, as they are."""
 
 import contextlib
 import os
@@ -29,17 +29,18 @@ from fragflow.runtime.promises.remembered import recall, remember
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first leaf that differs, and by how much any does."""
+    """The first leaf that differs, and the largest difference of any leaf."""
 
     label: str
     distance: float | None
-    """the largest of any float leaf, relative to its largest number; None if no float differs"""
+    """of floats, relative to the largest number of a leaf; None if no float differs"""
 
     def __str__(self) -> str:
         if self.distance is None:
-            return f"{self.label} is another than undivided, and no float differs"
+            return f"{self.label} differs from the undivided program's, and no float does"
         return (
-            f"{self.label} has other digits than undivided (differences up to {self.distance:.0e})"
+            f"{self.label} has other digits than in the undivided program "
+            f"(differences up to {self.distance:.0e})"
         )
 
 
@@ -52,10 +53,10 @@ def other_bits(
     is_deterministic: bool,
     implementations: Mapping[str, str] | None,
 ) -> Difference | None:
-    """The first leaf of the state or the metrics that is not the undivided program's, bit by bit.
+    """Finds the first leaf of state or metrics whose bits are not those of the undivided program.
 
-    Programs, sizes and precision are the run's; environments on the host are played by a stand-in,
-    all together: those that answer in turns are compared component by component, in the self-test.
+    Programs, sizes and precision are those of the run. A stand-in plays environments on the host,
+    all together: the self-test compares rollouts out of order, component by component.
     """
     iterations = _iterations(int(sources["total_iterations"]))
     how = f"{is_deterministic} {sorted((implementations or {}).items())} {iterations}"
@@ -78,12 +79,12 @@ def other_bits(
 
 
 def _iterations(total: int) -> tuple[int, ...]:
-    """The first ones, and the last: what waits for a number of steps has happened by then."""
+    """The first ones, and the last: by then, all that waits for a number of steps has happened."""
     return (0, 1, max(2, total - 1))
 
 
 def _undivided(source: Tracer, is_deterministic: bool) -> FDG:
-    """The graph of one fragment that has everything."""
+    """Makes the graph of one fragment that holds every component."""
     everything = tuple(sorted(components_in(source.at(source.extent))))
     on_host = isinstance(source.environment, Host | HostEnvironment)
     device = "cpu" if on_host else "accelerator"
@@ -116,18 +117,17 @@ def _running(
 
 
 def _difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> Difference | None:
-    (metrics,), (others,) = a.run(iteration, 1), b.run(iteration, 1)
+    (made,), (others,) = a.run(iteration, 1), b.run(iteration, 1)
     state, other = a.state(), b.state()
     labels = fdg.program.labels
     pairs = [(f"the state's {labels[name]}", x, other[name]) for name, x in state.items()]
-    pairs += [
-        (f"the metric {name.removeprefix('0.')}", x, others[name]) for name, x in metrics.items()
-    ]
+    pairs += [(f"the metric {name}", x, others.metrics[name]) for name, x in made.metrics.items()]
+    pairs += [(f"the metric {stat}", x, others.episodes[stat]) for stat, x in made.episodes.items()]
     arrays = [(label, np.asarray(x), np.asarray(y)) for label, x, y in pairs]
     different = [(label, x, y) for label, x, y in arrays if x.tobytes() != y.tobytes()]
     if not different:
         return None
-    # Whole numbers follow: an action is another one by a last digit.
+    # Integers are not measured: the last digit of a float can change an action.
     floats = [
         distance(_wide(y), _wide(x))
         for _, x, y in different
@@ -137,13 +137,13 @@ def _difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> D
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
-    """As numbers that NumPy knows: bfloat16 is none of its own."""
+    """Converts an array to a type of NumPy's own, which bfloat16 is not."""
     is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
     return array.astype(np.complex128 if is_complex else np.float64)
 
 
 def _stand_ins(fdg: FDG) -> dict[str, list["_StandIn"]]:
-    """For each fragment with environments on the host, who plays them."""
+    """Makes stand-ins for the environments on the host, by fragment and replica."""
     found: dict[str, list[_StandIn]] = {}
     for name, fragment in fdg.fragments.items():
         host = host_of(fragment)
@@ -155,7 +155,7 @@ def _stand_ins(fdg: FDG) -> dict[str, list["_StandIn"]]:
 
 
 class _StandIn:
-    """Answers as a pool of environments does."""
+    """Stands in for a pool of environments."""
 
     def __init__(self, host: Host, ids: np.ndarray):
         self.ids, self._host = ids, host
@@ -189,7 +189,7 @@ class _StandIn:
 
 
 def _where(fdg: FDG) -> list[str]:
-    """What decides over bits beside the programs: who runs and who compiles them, and how."""
+    """Processors and compiler settings, on which bits depend as well as on the programs."""
     whole = processor_of(jax.devices()[0])
     parts = [
         f"{name} {sorted(set(map(processor_of, devices_for(fragment))))}"

@@ -1,23 +1,28 @@
-"""What a run says about its results: how they relate to those of one undivided program."""
+"""A run's statement about its results: their relation to those of one undivided program."""
 
 from collections.abc import Callable, Sequence
 
 import jax
 
+from fragflow.api.component import ENVIRONMENT
 from fragflow.api.host import HostEnvironment
 from fragflow.graph.analyses.recovery import host_of
 from fragflow.graph.extent import Extent
-from fragflow.graph.ir import FDG, Fragment
+from fragflow.graph.ir import FDG, REDUCTIONS, Fragment
 from fragflow.graph.probe.probe import is_divided
 from fragflow.graph.tracing.trace import Tracer
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.programs.devices import are_loops_apart, processor_of
 from fragflow.runtime.promises.bits import Difference
 from fragflow.runtime.promises.probing import NOT_PROVEN, SWITCHED_OFF, Tried
-from fragflow.runtime.promises.selftest import components_with_other_bits, rounding_glue
+from fragflow.runtime.promises.selftest import (
+    are_near_floats,
+    components_with_other_bits,
+    rounding_glue,
+)
 
 MAX_ROUNDING = 0.1
-"""relative: an optimiser makes a whole step of a gradient that is a rounding error"""
+"""relative; an optimiser can make a whole step of a gradient that is only a rounding error"""
 REPORT = "Please report it, unless an implementation of your own computes something else"
 
 
@@ -29,9 +34,9 @@ def equality(
     promise: Tried,
     other_bits: Callable[[], Difference | None],
 ) -> str:
-    """How the run relates to one undivided program: what is claimed, as far as it was tried.
+    """Describes the run's relation to one undivided program: the claim, as far as it was tried.
 
-    `other_bits` compares all bits with those of the undivided program, and says what differs.
+    `other_bits` compares all bits with those of the undivided program, and returns the difference.
     """
     claimed = _claimed(fdg, source, deterministic, observer)
     if claimed != "bitwise" or not _is_cut(fdg):
@@ -46,12 +51,12 @@ def equality(
     if found.distance is None:
         return f"different: {found}"
     if found.distance > MAX_ROUNDING:
-        return f"different: {found}, which is no rounding; the probe found nothing. {REPORT}"
+        return f"different: {found}, more than by rounding; the probe found nothing. {REPORT}"
     return with_figures(f"rounding: {found}", promise)
 
 
 def elsewhere(said: str, fdg: FDG, processors: Sequence[tuple[str, str]]) -> str:
-    """What is said of bits that were compared here, while workers compute on `processors`."""
+    """Weakens `said` if `processors` has other ones than those on which bits were compared."""
     here = {processor_of(device) for device in (*jax.devices(), *jax.devices("cpu"))}
     others = [(name, model) for name, model in processors if model not in here]
     if said != "bitwise" or not others or not _is_cut(fdg):
@@ -61,19 +66,19 @@ def elsewhere(said: str, fdg: FDG, processors: Sequence[tuple[str, str]]) -> str
 
 
 def after_restarts(said: str, restarts: int) -> str:
-    """What is left of it when workers were lost, and others began new episodes for them."""
+    """Weakens `said` if lost workers were replaced by others, which began new episodes."""
     if not restarts or said.startswith("different"):
         return said
-    return f"different: workers lost, and begun anew with other episodes: {restarts}"
+    return f"different: lost workers were replaced, and began new episodes: {restarts}"
 
 
 def _is_cut(fdg: FDG) -> bool:
-    """Whether it is another program than the undivided one."""
+    """True if the run's program is not the undivided one."""
     return len(fdg.fragments) > 1 or is_divided(fdg)
 
 
 def with_figures(claimed: str, promise: Tried) -> str:
-    """What is said to be equal but for rounding, with what the probe found of it."""
+    """Adds the findings of the probe to a claim of equality but for rounding."""
     if not claimed.startswith("rounding") or not promise.divided:
         return claimed
     found = f"{promise.verdict or promise.text}"
@@ -81,7 +86,7 @@ def with_figures(claimed: str, promise: Tried) -> str:
 
 
 def _claimed(fdg: FDG, source: Tracer, deterministic: bool, observer: Observer) -> str:
-    """What follows from the graph, and from trying its components one by one."""
+    """Derives the claim from the graph, and from trying its components one by one."""
     if fdg.server is not None:
         return "different: messages are handled as they come, and what is learnt depends on timing"
     if fdg.delays:
@@ -99,9 +104,7 @@ def _claimed(fdg: FDG, source: Tracer, deterministic: bool, observer: Observer) 
     groups = [f.name for f in fdg.fragments.values() if f.group]
     if groups:
         return f"rounding: replicas of {', '.join(groups)} add up gradients in another order"
-    partial = [
-        t for t in fdg.transfers if any(p.collective.startswith("reduce") for p in t.parcels)
-    ]
+    partial = [t for t in fdg.transfers if any(p.collective in REDUCTIONS for p in t.parcels)]
     if partial:
         return f"rounding: {partial[0].source} reduces in parts"
     divided = [f.name for f in fdg.fragments.values() if f.over == "agents" and f.replicas > 1]
@@ -129,6 +132,15 @@ def _claimed(fdg: FDG, source: Tracer, deterministic: bool, observer: Observer) 
         sizes = (whole.envs, extent.envs)
         owned = set(fragment.components)
         different |= set(components_with_other_bits(large, small, sizes, owned.__contains__))
+        environments = {c for c in different & owned if c.startswith(f"{ENVIRONMENT}.")}
+        others = components_with_other_bits(
+            large, small, sizes, environments.__contains__, are_near_floats
+        )
+        if others:
+            return (
+                f"different: {', '.join(others)} gives other numbers in batches of this size, by "
+                "more than rounding: does the environment look at its neighbours?"
+            )
     if different:
         return (
             f"rounding: {', '.join(sorted(different))} may round differently in batches of this "
@@ -138,7 +150,7 @@ def _claimed(fdg: FDG, source: Tracer, deterministic: bool, observer: Observer) 
 
 
 def _batches(fdg: FDG) -> list[tuple[Fragment, Extent]]:
-    """The fragments that see fewer environments at once than there are, and how many they see."""
+    """The fragments that see only some environments at once, with the extents that they see."""
     sizes = [(f, size) for f in fdg.fragments.values() for size in (f.num_envs, f.first)]
     whole = fdg.program.num_envs
     return [(f, Extent(size)) for f, size in sizes if size is not None and size != whole]

@@ -1,6 +1,6 @@
-"""Tries before a run what fragflow promises: that replicas compute what one undivided program does.
+"""Tries fragflow's promise before a run: that replicas compute what one undivided program does.
 
-What was tried once is remembered: by the program, how it is cut, the versions, and how it is tried.
+Results are remembered by the program, its cut, the versions, and the code of the probe.
 """
 
 import hashlib
@@ -47,23 +47,23 @@ HOW = (
     relation,
     stand_in_environment,
 )
-"""modules that try: with others, it has not been tried"""
+"""modules of the probe: results of other versions of them do not count"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What came of it."""
+    """The result of trying a graph."""
 
     text: str
-    """for people: what was tried, or why it was not"""
+    """for people: the result, or the reason why nothing was tried"""
     verdict: Verdict | None = None
     """None if nothing was tried"""
     divided: bool = True
-    """whether there was anything to try"""
+    """False if nothing is replicated, so that nothing is to be tried"""
     wanted: bool = True
-    """whether anything was to be tried"""
+    """False if the probe is switched off"""
     proven: bool = True
-    """whether the check has read the programs that were tried"""
+    """True if the replica check has read the very programs that were tried"""
     seconds: float = 0.0
 
 
@@ -80,9 +80,9 @@ def tried(
     is_deterministic: bool,
     is_wanted: bool,
 ) -> Tried:
-    """Tries a graph, unless that was done before; ReplicaError if it does not do as promised.
+    """Tries a graph, unless it was tried before; ReplicaError if it breaks the promise.
 
-    `graph` is the lockstep graph of the run, and what was cut; `first` its first state.
+    `graph` returns the lockstep graph of the run, and its source; `first` is its first state.
     """
     fdg, source = graph()
     _try_turns(fdg)
@@ -103,7 +103,7 @@ def tried(
         verdict = probe(fdg, source, first=first, open_all=is_deterministic)
     except ReplicaError:
         raise
-    except Exception as error:  # it is there to find mistakes, not to make any
+    except Exception as error:  # the probe's own mistakes need not end a run
         words = _words(error)
         _refuse_unproven(fdg, f"fails ({words})")
         return Tried(text=f"could not be tried ({words})", seconds=time.perf_counter() - began)
@@ -116,9 +116,9 @@ def tried(
 
 
 def _try_environment(source: Tracer) -> str:
-    """Tries whether environments look at their neighbours, where the probe does not see it.
+    """Tries that environments do not look at their neighbours, where the probe cannot see it.
 
-    Once for each environment: by its programs. If it could not be tried, why.
+    Results are remembered by the environment's programs. Returns the reason if it cannot be tried.
     """
     environment = _tried_apart(source)
     if environment is None:
@@ -140,7 +140,7 @@ def _try_environment(source: Tracer) -> str:
 
 
 def _tried_apart(source: Tracer) -> Environment | None:
-    """An environment that a stand-in plays, or that calls Python, which is given all parts."""
+    """The environment, if the probe cannot see into it: a stand-in plays it, or it calls Python."""
     environment = source.environment
     if isinstance(environment, Host | HostEnvironment):
         return None
@@ -149,7 +149,7 @@ def _tried_apart(source: Tracer) -> Environment | None:
 
 
 def _played(source: Tracer, untried: str = "") -> str:
-    """By whom environments were played, if not simply by themselves."""
+    """Describes how environments were played and tried, if apart from the probe."""
     if _tried_apart(source) is None:
         return ""
     who = "by a stand-in, and " if is_large(source) else ""
@@ -168,23 +168,23 @@ def _unproven(fdg: FDG) -> str:
 
 
 def _try_turns(fdg: FDG) -> None:
-    """Tries what the check has not compared: work on one environment at a time."""
+    """Tries work on one environment at a time, which the replica check has not compared."""
     for fragment in fdg.fragments.values():
         line = operation_that_differs(fragment, Extent(1)) if fragment.first == 1 else None
         if line is not None:
             raise ReplicaError(
                 f"one environment at a time, fragment {fragment.name!r} computes something else "
-                f"than for all of them together (at {line}): give first at least 2, or have it "
-                "work on each environment by itself"
+                f"than for all of them together (at {line}): set first to at least 2, or make it "
+                "treat each environment by itself"
             )
 
 
 def _refuse_unproven(fdg: FDG, why: str) -> None:
     if fdg.unproven:
         raise ReplicaError(
-            f"replicas of {', '.join(fdg.unproven)} hold one {_holding(fdg)} each, of which JAX "
-            "makes another program than of several: that it computes what the undivided one does "
-            f"can only be tried, and the probe {why}. Give every replica two of them instead"
+            f"replicas of {', '.join(fdg.unproven)} hold one {_holding(fdg)} each, for which JAX "
+            "makes another program than for several: that it computes what the undivided one does "
+            f"can only be tried, and the probe {why}. Give every replica at least two of them"
         )
 
 
@@ -193,7 +193,7 @@ def _holding(fdg: FDG) -> str:
 
 
 def key_of(fdg: FDG, *what: str) -> str | None:
-    """Under what a trial of `fdg` is remembered; None if it cannot be."""
+    """The key under which results of `fdg` are remembered; None if they cannot be."""
     graph = fingerprint(fdg)
     return None if graph is None else _key(graph, *what)
 
@@ -214,7 +214,7 @@ def _how() -> str:
 
 
 def _verdict(known: Any) -> Verdict | None:
-    """What was remembered, if it is what is written there."""
+    """The remembered verdict, if it is a valid one."""
     if known is None:
         return None
     states, leaves, worst = (known.get(name) for name in ("states", "leaves", "worst"))

@@ -1,4 +1,4 @@
-"""Remembers what has been tried, in the user's cache directory: one small file of JSON each."""
+"""Remembers results of trials in the user's cache directory: one small JSON file each."""
 
 import contextlib
 import json
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def directory() -> Path:
-    """Next to compiled programs."""
+    """The directory of the files, next to that of compiled programs."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home) / "fragflow" / "probe"
 
 
 def recall(key: str) -> Mapping[str, Any] | None:
-    """What is known of `key`; None if nothing is, or if others could have written it."""
+    """The facts known of `key`; None if there are none, or if others could have written them."""
     folder = directory()
     try:
         if not _is_private(folder):
@@ -29,13 +29,13 @@ def recall(key: str) -> Mapping[str, Any] | None:
 
 
 def remember(key: str, facts: Mapping[str, Any]) -> None:
-    """Keeps `facts`; a directory that cannot be written is as good as none."""
+    """Writes `facts`, unless this user cannot write to the directory, or others can."""
     folder = directory()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not _is_private(folder):
             return
-        # Another run may read it at the same time: it appears whole, or not at all.
+        # Another run may read the file at the same time: it appears whole, or not at all.
         descriptor, path = tempfile.mkstemp(".new", key, folder)
         with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(dict(facts), file)
@@ -43,7 +43,7 @@ def remember(key: str, facts: Mapping[str, Any]) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else can write there."""
+    """True if nobody else can write to `folder`."""
     found = folder.stat()
     others = stat.S_IWGRP | stat.S_IWOTH
     return (

@@ -1,4 +1,4 @@
-"""Whether parts of a batch give what one big batch does: tried, operation by operation."""
+"""Tries, operation by operation, that parts of a batch give the results of the whole batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,20 +27,31 @@ from fragflow.graph.replicas.eqn_pair import sized_dims
 
 
 def components_with_other_bits(
-    whole: Jaxpr, local: Jaxpr, sizes: tuple[int, int], is_replicated: Callable[[str], bool]
+    whole: Jaxpr,
+    local: Jaxpr,
+    sizes: tuple[int, int],
+    is_replicated: Callable[[str], bool],
+    is_alike: Callable[[np.ndarray, np.ndarray], bool] | None = None,
 ) -> tuple[str, ...]:
-    """Names of row-wise components whose results depend on the batch they are computed in."""
+    """Names the row-wise components whose results depend on the batch they are computed in."""
     different = {
         name
         for name, a, b in _pairs(whole, local)
-        if is_replicated(name) and not _are_alike(a, b, sizes, _is_same)
+        if is_replicated(name) and not _are_alike(a, b, sizes, is_alike or _is_same)
     }
     return tuple(sorted(different))
 
 
+def are_near_floats(a: np.ndarray, b: np.ndarray) -> bool:
+    """True unless floats differ by more than rounding; other numbers may follow from a digit."""
+    return not jnp.issubdtype(a.dtype, jnp.inexact) or _is_near(a, b)
+
+
 def operation_that_differs(fragment: Fragment, local: Extent) -> str | None:
-    """Where rows of a fragment are computed otherwise, `local` of them at a time, by more than
-    rounding: the first such operation's line."""
+    """The line of a fragment's first operation that computes rows otherwise, `local` at a time.
+
+    Differences by rounding do not count.
+    """
     whole = fragment.extent
     constants = {c.output: (c.arrays[whole], c.arrays[local]) for c in fragment.constants}
     for op in walk((fragment.loop,)):
@@ -66,7 +77,7 @@ _EXACT = frozenset(
 def rounding_glue(fragment: Fragment, whole: Extent, local: Extent) -> str | None:
     """The line of an operation outside components that rounds rows of environments, if any.
 
-    What it is fused with depends on the cut and on the batch, and so may its last bits.
+    The cut and the batch decide what it is fused with, so that its last bits may depend on them.
     """
     for op in walk((fragment.loop,)):
         if isinstance(op, Op) and not op.components:
@@ -100,7 +111,7 @@ def _pairs(a: Jaxpr, b: Jaxpr) -> Iterator[tuple[str, Eqn, Eqn]]:
 def _row_axes(
     a: Sequence[Any], b: Sequence[Any], sizes: tuple[int, int]
 ) -> list[int | None] | None:
-    """Each variable's environment axis, or None if one has no plain one."""
+    """The environment axis of each variable that has one; None if one varies in another way."""
     axes: list[int | None] = []
     for x, y in zip(a, b, strict=True):
         sized = sized_dims(x.aval, y.aval)
@@ -127,9 +138,9 @@ def _are_alike(
     is_alike: Callable[[np.ndarray, np.ndarray], bool],
     known: Mapping[int, tuple[Any, Any]] | None = None,
 ) -> bool:
-    """Whether rows come out alike for random inputs, all together and some at a time.
+    """True if rows come out alike for random inputs, all together and some at a time.
 
-    Constants are not random: `known` are those of both, by position.
+    Constants are not random: `known` has those of both equations, by position.
     """
     ins, outs = _row_axes(a.invars, b.invars, sizes), _row_axes(a.outvars, b.outvars, sizes)
     if ins is None or outs is None or None in outs or contains_all_reduce(a):

@@ -1,4 +1,4 @@
-"""`fragflow check ENV`: whether an environment keeps its contract, found by playing it."""
+"""`fragflow check ENV`: plays an environment and tells whether it keeps its contract."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ NUM_ENVS = 3
 
 @dataclass(slots=True)
 class Finding:
-    """What one rule found."""
+    """The result of one rule."""
 
     rule: str
     verdict: str
@@ -186,10 +186,10 @@ class Checker:
         one, again = self._play((1, 2, 3), steps), self._play((1, 2, 3), steps)
         difference = _first_difference(one, again)
         if difference:
-            yield f"FAIL the same seeds and actions give another {difference.text}"
+            yield f"FAIL the same seeds and actions give a different {difference.text}"
         other = self._play((4, 5, 6), steps)
         if not _first_difference(one, other):
-            yield "note another seed gives the same episodes"
+            yield "note different seeds give the same episodes"
 
     def _independence(self) -> Iterator[str]:
         steps = min(self.steps, 200)
@@ -206,10 +206,11 @@ class Checker:
         if difference and self._agree(*difference.values):
             yield f"note XLA rounds {difference.text} differently when others share its batch"
         elif difference:
-            yield f"FAIL an environment gives another {difference.text} when others share its batch"
+            text = f"{difference.text} when others share its batch"
+            yield f"FAIL an environment gives a different {text}"
 
     def _agree(self, a: np.ndarray, b: np.ndarray) -> bool:
-        """Whether two answers are equal; compiled programs may round in more than one way."""
+        """Compares two answers; compiled programs may round in more than one way."""
         if isinstance(self.environment, HostEnvironment) or a.dtype.kind != "f":
             return np.array_equal(a, b)
         return np.allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -237,7 +238,7 @@ Episode = tuple[np.ndarray, list[HostStep]]
 
 
 class Mismatch(NamedTuple):
-    """Where two episodes part."""
+    """The first difference between two episodes."""
 
     text: str
     values: tuple[np.ndarray, np.ndarray]

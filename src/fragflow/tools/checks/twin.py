@@ -1,7 +1,7 @@
-"""`fragflow check ENV --twin OTHER`: whether a JAX port does what its original on the host does.
+"""`fragflow check ENV --twin OTHER`: compares a JAX port with its original on the host.
 
 Before every step the original is put into the port's state. Both get the same action and must then
-answer the same, so that a difference is one of this step and none that has built up.
+answer the same, so that a difference comes from this step and has not built up over several.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class TwinChecker:
     tolerance: float = TOLERANCE
     """by how much numbers may differ, as a part of the larger one, or of 1 if that is larger"""
     how: str = field(default="", init=False)
-    """how the original's state was set, if it came to that"""
+    """in words, the way the original's state was set; empty if it was not"""
 
     def __post_init__(self) -> None:
         if isinstance(self.port, HostEnvironment) or not isinstance(self.original, HostEnvironment):
@@ -168,7 +168,7 @@ class Where:
 
 @dataclass
 class Tally:
-    """How two environments' answers of one kind compare."""
+    """A comparison of two environments' answers of one kind, over all steps."""
 
     tolerance: float
     is_flag: bool = False
@@ -227,10 +227,10 @@ def default_state_map(name: str, state: Any, host: Any) -> tuple[StateMap, str]:
             found += leaf.size
     if not current.size or found != current.size:
         raise ConfigError(
-            f"no known way to set the state of {name}: it has no `state` that the numbers of the "
-            "port's state could be. Give --state-map module:function; the function gets the port's "
-            "state (with numpy arrays) and the host environment and sets it, like "
-            "`def same(state, env): env.set_state(state.qpos, state.qvel)`"
+            f"no known way to set the state of {name}: it has no attribute `state` that the "
+            "numbers of the port's state fit. Give --state-map module:function; the function gets "
+            "the port's state (with numpy arrays) and the host environment, and sets the state of "
+            "the latter, like `def same(state, env): env.set_state(state.qpos, state.qvel)`"
         )
 
     def set_state(state: Any, host: Any) -> None:
@@ -271,7 +271,7 @@ def _kind(space: Space) -> str:
 
 
 def _far_entries(a: np.ndarray, b: np.ndarray, tolerance: float) -> list[tuple[int, ...]]:
-    """Where numbers differ by more than the tolerance."""
+    """The indices of numbers that differ by more than the tolerance."""
     largest = np.maximum(np.maximum(np.abs(a), np.abs(b)), 1.0)
     far = _apart(a, b) > tolerance * np.where(np.isfinite(largest), largest, 1.0)
     return [tuple(int(k) for k in entry) for entry in np.argwhere(far)] if far.any() else []

@@ -15,11 +15,11 @@ commands:
   eval RUN               play episodes with a trained agent
   check ENV              play an environment and report where it breaks its contract, or
                          (--twin OTHER) where a port differs from its original
-  list                   print the algorithms, environments and policies there are
+  list                   print the known algorithms, environments and policies
 
 options:
-  -h, --help             this text; `fragflow COMMAND --help` explains a command,
-                         `fragflow train ALGO --help` an algorithm's hyperparameters too
+  -h, --help             this text; `fragflow COMMAND --help` explains a command, and
+                         `fragflow train ALGO --help` also an algorithm's hyperparameters
   --version              print the version
   --debug                print where an error came from
 
@@ -86,17 +86,17 @@ DEPLOYMENT = (
         kind=int,
         metavar="K",
         help="act on the first K environments of a worker that have answered, not on all together "
-        "(EnvPool's)",
+        "(for EnvPool's and others that answer one by one)",
         shown_default="default: the policy's",
     ),
-    Option(name="workers", kind=int, metavar="N", default=1, help="workers of the policy"),
-    Option(name="learners", kind=int, metavar="N", default=1, help="learners of the policy"),
+    Option(name="workers", kind=int, metavar="N", default=1, help="number of workers"),
+    Option(name="learners", kind=int, metavar="N", default=1, help="number of learners"),
     Option(
         name="deterministic",
         kind=bool,
         default=False,
         has_no_form=False,
-        help="the same bits however the work is spread, for some speed",
+        help="the same bits however the work is spread, at some cost in speed",
     ),
     Option(
         name="implementation",
@@ -129,7 +129,7 @@ TRAIN = (
                 default=1_048_576,
                 help="environment steps, rounded up to whole iterations",
             ),
-            Option(name="seed", kind=int, metavar="S", default=0, help="of all randomness"),
+            Option(name="seed", kind=int, metavar="S", default=0, help="seed of all randomness"),
         ),
     ),
     OptionGroup(
@@ -149,20 +149,20 @@ TRAIN = (
                 kind=bool,
                 default=True,
                 help="before a run whose work is divided, compare what replicas compute with the "
-                "undivided program, in double precision; remembered",
+                "undivided program, in double precision; the result is remembered",
             ),
             Option(
                 name="ray_address",
                 kind=str,
                 metavar="HOST:PORT",
-                help="a Ray cluster's head",
+                help="address of a Ray cluster's head",
                 shown_default="default: a cluster of its own on this machine",
             ),
             Option(
                 name="cluster",
                 kind=str,
                 metavar="FILE",
-                help="a cluster.toml: where a Ray cluster is, and what fragments need there",
+                help="a cluster.toml: a Ray cluster's address, and the resources of fragments",
                 shown_default="optional",
             ),
         ),
@@ -197,7 +197,7 @@ TRAIN = (
                 kind=str,
                 metavar="FILE",
                 help="JSON object of options by name; the command line overrides it. Your own "
-                "environment or policy is not taken from there: name it here too",
+                "environment or policy must be named on the command line too",
                 shown_default="optional",
             ),
             Option(
@@ -205,7 +205,7 @@ TRAIN = (
                 kind=bool,
                 default=False,
                 has_no_form=False,
-                help="import and run what the file of --config names",
+                help="import and run the code that the file of --config names",
             ),
             Option(
                 name="quiet", kind=bool, default=False, has_no_form=False, help="show no progress"
@@ -228,7 +228,7 @@ SHOW = (
                 name="format",
                 kind=Literal["text", "mermaid", "json", "driver"],
                 default="text",
-                help="how to print it; driver is the Python that drives each thread",
+                help="output format; driver prints the Python code that drives each thread",
             ),
         ),
     ),
@@ -238,8 +238,8 @@ EVAL = (
     OptionGroup(
         title="evaluation",
         options=(
-            Option(name="episodes", kind=int, metavar="N", default=100, help="how many to play"),
-            Option(name="seed", kind=int, metavar="S", default=0, help="of the episodes"),
+            Option(name="episodes", kind=int, metavar="N", default=100, help="episodes to play"),
+            Option(name="seed", kind=int, metavar="S", default=0, help="seed of the episodes"),
             Option(
                 name="explore",
                 kind=bool,
@@ -251,7 +251,7 @@ EVAL = (
                 name="record",
                 kind=str,
                 metavar="FILE.gif",
-                help="draw one more episode there, if the environment can be drawn",
+                help="draw one more episode into this file, if the environment can be drawn",
                 shown_default="optional",
             ),
             Option(
@@ -273,7 +273,7 @@ EVAL = (
                 name="env_arg",
                 kind=tuple[str, ...],
                 metavar="K=V",
-                help="setting of the environment, instead of all that the run had",
+                help="setting of the environment; replaces all that the run had",
                 shown_default="default: the run's, where they are numbers; repeatable",
                 is_repeatable=True,
             ),
@@ -282,7 +282,7 @@ EVAL = (
                 kind=bool,
                 default=False,
                 has_no_form=False,
-                help="import and run what the run's files name, this time",
+                help="import and run the code that the run's files name, this time",
             ),
         ),
     ),
@@ -293,7 +293,7 @@ CHECK = (
         title="check",
         options=(
             *(option for option in EXPERIMENT if option.is_repeatable),
-            Option(name="steps", kind=int, metavar="N", default=1000, help="how many to play"),
+            Option(name="steps", kind=int, metavar="N", default=1000, help="steps to play"),
         ),
     ),
     OptionGroup(
@@ -320,21 +320,22 @@ CHECK = (
                 name="state_map",
                 kind=str,
                 metavar="MODULE:FUNCTION",
-                help="function of the port's state and the host environment that sets the latter",
+                help="function (state, env) that sets the host environment env to the port's state",
                 shown_default="default: the state's numbers become its attribute `state`",
             ),
             Option(
                 name="seed",
                 kind=int,
                 metavar="S",
-                help="of actions and of where episodes start",
+                help="seed of the actions and of the starts of episodes",
                 shown_default="default: 0",
             ),
             Option(
                 name="tolerance",
                 kind=float,
                 metavar="X",
-                help="by how much numbers may differ after a step; times the larger one if above 1",
+                help="largest difference of two numbers after a step; relative to the larger one "
+                "if that is above 1",
                 shown_default="default: 1e-05",
             ),
         ),

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """What is still to be written cannot be: Python would complain of it at its end."""
+    """Discards unwritten output, which Python would otherwise complain about when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -149,7 +149,7 @@ def _show(words: list[str]) -> int:
     )
     from fragflow.run import Experiment, graph
     from fragflow.runtime.planning.plan import make_plan
-    from fragflow.runtime.programs.devices import deployment_here
+    from fragflow.runtime.programs.devices import deployment_here, shortage
     from fragflow.runtime.programs.implementations import pick
     from fragflow.tools.inputs import resolve
 
@@ -180,6 +180,9 @@ def _show(words: list[str]) -> int:
         title = f"{values['algorithm']} on {values['env']}"
         text = render(fdg, values["format"], title, picks)
     print(text.rstrip("\n"))
+    reason = shortage(policy, deployment)
+    if reason is not None:
+        print(f"fragflow: threads of this machine cannot run this: {reason}", file=sys.stderr)
     return 0
 
 
@@ -249,7 +252,7 @@ def _check(words: list[str]) -> int:
     values = parse(
         "fragflow check ENV",
         "Play an environment and report where it breaks its contract; with --twin, where a port "
-        "differs from its original. Exit code 1 if it does.",
+        "differs from its original. The exit code is 1 if it does.",
         CHECK,
         rest,
     )
@@ -262,7 +265,7 @@ def _check(words: list[str]) -> int:
         return _check_twin(env, environment, values)
     for option in ("twin_arg", "state_map", "seed", "tolerance"):
         if values[option]:
-            raise ConfigError(f"--{option.replace('_', '-')} is of use with --twin OTHER only")
+            raise ConfigError(f"--{option.replace('_', '-')} needs --twin OTHER")
     from fragflow.tools.checks.contract import Checker
 
     print(f"{env}: observations {environment.observation}, actions {environment.action}")
@@ -307,7 +310,7 @@ def _print_findings(findings: Sequence["Finding"]) -> str:
 
 
 def _list(words: list[str]) -> int:
-    parse("fragflow list", "Print what can be named on the command line.", (), words)
+    parse("fragflow list", "Print the names that the command line knows.", (), words)
     from fragflow.policies import POLICIES
 
     print("policies:")
@@ -320,7 +323,7 @@ def _list(words: list[str]) -> int:
         print(f"  {name:<22} {first_line(algorithm_class(name))}")
     from fragflow.environments import ADAPTERS, command_to_install, environment_names
 
-    print("\nenvironments (a name alone is that of the first library that has it):", flush=True)
+    print("\nenvironments (a bare name means the first library that has it):", flush=True)
     by_library: dict[str, list[str]] = {}
     for full in environment_names():
         library, _, name = full.rpartition(":")
@@ -337,7 +340,7 @@ def _list(words: list[str]) -> int:
             )
         )
     others = ", ".join(library for library in ADAPTERS if library not in by_library)
-    print(f"  and those of {others}, by library:name")
+    print(f"  and those of {others}, as library:name")
     from fragflow.environments.wrapping.wrappers import WRAPPERS, takes_value
 
     print("\nwrappers of environments:")

@@ -23,7 +23,7 @@ SETTINGS = (
     "jax_persistent_cache_enable_xla_caches",
     "jax_cpu_enable_async_dispatch",
 )
-"""those of JAX that `runtime/devices.py` and `cache.py` change"""
+"""those of JAX that `runtime/programs/devices.py` and `cache.py` change"""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How good an agent is: the returns of whole episodes, acting without exploration."""
+"""Evaluation of an agent: the returns of whole episodes, by default without exploration."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from fragflow.errors import ConfigError
 from fragflow.runtime.hosts.pool import HostPlayer
 
 MAX_STEPS = 10_000
-"""Where episodes are cut off that do not end by themselves."""
+"""Steps after which an episode is cut off if it has not ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Evaluation:
 
 
 def evaluator_for(algorithm: Any, environment: Any, **settings: Any) -> "Evaluator | HostEvaluator":
-    """What plays episodes of this kind of environment."""
+    """The evaluator for this kind of environment."""
     is_on_host = isinstance(environment, HostEnvironment)
     return (HostEvaluator if is_on_host else Evaluator)(algorithm, environment, **settings)
 
@@ -181,12 +181,12 @@ def _first_team(environment: Any, reward: Any) -> Any:
 
 
 def _all_agents(ended: Any) -> Any:
-    """Whether an episode is over: all of its agents have ended."""
+    """True where an episode is over: all of its agents have ended."""
     return ended if ended.ndim == 1 else ended.all(1)
 
 
 def within_bounds(space: Space, action: jax.Array) -> jax.Array:
-    """What an environment gets when an agent wants to do `action`; as in training."""
+    """The action that an environment gets for an agent's `action`, as in training."""
     return jnp.clip(action, *space.bounds) if isinstance(space, Box) else action
 
 

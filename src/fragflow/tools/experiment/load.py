@@ -32,7 +32,7 @@ KINDS: dict[str, type] = {
     "num_envs": int,
     "load_needs": list,
 }
-"""What is needed of a run's configuration."""
+"""The entries of a run's configuration that loading needs."""
 
 
 class Agent:

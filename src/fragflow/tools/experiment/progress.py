@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live display on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ LINES_PER_RUN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Where training stands."""
+    """The progress of training so far."""
 
     env_steps: int
     total_steps: int
@@ -50,7 +50,7 @@ class Display(Protocol):
         ...
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """What is being done before training, and after it."""
+        """The work in progress before training, and after it."""
         ...
 
     def update(self, update: Update) -> None: ...

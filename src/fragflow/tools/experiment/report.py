@@ -43,7 +43,7 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def line_of(error: FragflowError) -> str:
-    """What the command line says of an error; writes its traceback if that was not done."""
+    """The command line's message of an error; writes the traceback to a file if nothing has."""
     words = printable(str(error))
     if not has_story(error):
         return words

@@ -1,4 +1,4 @@
-"""The directory of a run: what was asked, what happened, what came out. Data only, no code."""
+"""The directory of a run: configuration, metrics, weights, summary. Data only, no code."""
 
 import hashlib
 import json
@@ -83,7 +83,7 @@ def default_path(algorithm: str, env: str, policy: str, seed: int) -> Path:
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
-    """What a run was asked to do."""
+    """The configuration of a run."""
     file = Path(path) / CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -35,13 +35,13 @@ EVAL_EPISODES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run gives: the facts of its summary, the final state and the metrics."""
+    """The result of a run: the facts of its summary, the final state and the metrics."""
 
     algorithm: str
     env: str
     policy: str
     sync: str
-    """how the policy's fragments were synchronised"""
+    """synchronisation of the policy's fragments"""
     runtime: str
     workers: int
     learners: int
@@ -67,11 +67,11 @@ class Result:
     replacements: int
     """worker processes that were lost, and replaced"""
     equality: str
-    """how this run relates to one undivided program"""
+    """relation of this run to one undivided program"""
     probe: str
-    """what was tried of that before it began, or why nothing was"""
+    """result of the probe of that before the run, or the reason that there was no probe"""
     implementations: Mapping[str, str]
-    """how kernels were computed, and the actor where that was asked for"""
+    """by kernel, the implementation that computed it"""
     load: float
     """average number of busy processes in the last minute"""
     interrupted: bool
@@ -87,7 +87,7 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds."""
+        """The content of `summary.json`."""
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
@@ -299,7 +299,7 @@ def _show_result(result: Result, display: Display) -> None:
 
 
 def require_whole(name: str, value: Any, least: int) -> None:
-    """Refuses what is no whole number of a size that JAX can take."""
+    """Refuses anything but a whole number of a size that JAX can take."""
     most = 2**32 - 1 if name == "seed" else 2**31 - 1
     if value is None and name in ("first", "num-envs", "eval-every"):
         return
@@ -308,7 +308,7 @@ def require_whole(name: str, value: Any, least: int) -> None:
 
 
 def _with_library(env: AnyEnvironment | str) -> str:
-    """What an environment is called; a bare name says whose it is."""
+    """The name of an environment; a bare name gets its library in front."""
     if not isinstance(env, str):
         return env.name
     return env if ":" in env else f"{library_of(env)}:{env}"
@@ -338,7 +338,7 @@ def _identity(
     wrap: Mapping[str, Any] | None,
     environment: AnyEnvironment,
 ) -> dict[str, Any]:
-    """How the run is called, and how it can be made again."""
+    """The names in a run's configuration, and what is needed to make its objects again."""
     builtin = resolve.builtin_algorithm_name(algorithm)
     fields = [f.name for f in dataclasses.fields(algorithm) if f.init]
     values = {name: getattr(algorithm, name) for name in fields}
@@ -368,7 +368,7 @@ def _identity(
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold `value` so that it comes back the same."""
+    """True if JSON can hold `value` so that it comes back the same."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)

@@ -1,4 +1,4 @@
-"""What happens beside training: metrics are written, agents evaluated, progress shown."""
+"""Work beside training: writes metrics, evaluates agents, shows progress."""
 
 import time
 from collections import deque

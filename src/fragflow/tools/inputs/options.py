@@ -38,12 +38,12 @@ class Option:
     default: Any = None
     metavar: str | None = None
     shown_default: str | None = None
-    """what the help says where the default itself tells nothing"""
+    """text of the help in place of a default that itself tells nothing"""
     required: bool = False
     has_no_form: bool = True
-    """whether a bool can also be switched off, by `--no-like-this`"""
+    """True if a bool can also be switched off, by `--no-like-this`"""
     is_repeatable: bool = False
-    """whether it can be given several times, each time with a further value"""
+    """True if it can be given several times, each time with a further value"""
 
     @property
     def flag(self) -> str:
@@ -88,7 +88,7 @@ def hyperparameters(algorithm: Any) -> OptionGroup:
     except NameError as error:
         raise ConfigError(
             f"the types of {cls.__name__}'s fields, which become options, are not known: {error}. "
-            "Import what they name, not for type checkers only."
+            "Import these types at run time, not for type checkers only."
         ) from error
     docs = field_docs(cls)
     options = []
@@ -191,7 +191,7 @@ def with_config_file(groups: Sequence[OptionGroup], path: str) -> list[OptionGro
     for key in content:
         name = key.replace("-", "_")
         if name in NOT_IN_A_FILE:
-            raise ConfigError(f"--config {path}: {key!r} cannot be in a file, only typed")
+            raise ConfigError(f"--config {path}: {key!r} can only be given on the command line")
         if name not in options:
             raise ConfigError(f"--config {path}: unknown option {key!r}.{did_you_mean(key, flags)}")
 
@@ -219,7 +219,7 @@ def given_by_file(
 
 
 def value_of(flag: str, words: Sequence[str]) -> str | None:
-    """What is given for `flag` among `words`, without looking at anything else."""
+    """The value given for `flag` among `words`, without looking at anything else."""
     for index, word in enumerate(words):
         if word == flag:
             return words[index + 1] if index + 1 < len(words) else None
@@ -263,8 +263,8 @@ def _unique(groups: Sequence[OptionGroup]) -> dict[str, Option]:
         for option in group.options:
             if option.name in options:
                 raise ConfigError(
-                    f"the hyperparameter {option.name!r} has the name of an option of the command "
-                    "line: rename it"
+                    f"the hyperparameter {option.name!r} has the same name as an option of the "
+                    "command line: rename it"
                 )
             options[option.name] = option
     return options

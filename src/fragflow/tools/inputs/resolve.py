@@ -17,7 +17,7 @@ DEFAULT_POLICY_ON_HOST = "single-learner-coarse"
 
 
 def why_default(policy: Policy) -> str:
-    """Why `policy` was taken when none was asked for."""
+    """The reason that `policy` was taken when none was asked for."""
     if policy.name == DEFAULT_POLICY:
         return "the default where the environment compiles with the algorithm"
     return "the default where the environment runs on the host"
@@ -65,7 +65,7 @@ def make_algorithm(algorithm: Any, hyperparameters: Mapping[str, Any] | None = N
 
 
 def _check_types(cls: type, values: Mapping[str, Any]) -> None:
-    """Refuses what is no number where one is declared; elsewhere it would fail far from here."""
+    """Refuses values that do not fit their declared type: later they would fail far from here."""
     try:
         hints = get_type_hints(cls)
     except NameError:  # somebody's annotations are for type checkers only
@@ -119,7 +119,7 @@ def default_name(thing: Any) -> str | None:
 
 
 def is_builtin_environment(name: str) -> bool:
-    """Whether `name` is for the built-in adapters to understand, not a `module:attribute`."""
+    """True if the built-in adapters resolve `name`, which is then not a `module:attribute`."""
     from fragflow.environments import ADAPTERS
 
     library, colon, _ = name.partition(":")
@@ -156,7 +156,7 @@ def find_environment(name: str, arguments: Mapping[str, Any] | None = None) -> A
             raise _not_an_environment(name, found)
         found = _made(name, found, arguments)
     elif arguments:
-        raise ConfigError(f"environment {name!r} is an object already: it takes no arguments")
+        raise ConfigError(f"environment {name!r} is already an object: it takes no arguments")
     return check_environment(name, found)
 
 
@@ -187,7 +187,7 @@ def check_environment(name: str, environment: Any) -> Any:
 
 
 def runs_on_host(env: Any) -> bool:
-    """Whether an environment, or the one of this name, is no JAX program."""
+    """True if an environment, or the one of this name, is not a JAX program."""
     from fragflow.api import HostEnvironment
     from fragflow.environments import ON_HOST, library_of
 
@@ -234,7 +234,7 @@ def _find_modules_here() -> None:
 
 
 def import_attribute(kind: str, name: str, error: type[FragflowError]) -> Any:
-    """What `module:attribute` names; modules of the current directory are found too."""
+    """The object that `module:attribute` names; modules of the current directory are found too."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not all(part.isidentifier() for part in module_name.split(".")):
         raise error(f"{kind} {name!r}: expected a name, or module:attribute for one of your own")

@@ -1,4 +1,4 @@
-"""What a file may name, and what only the user may. Decided from the data; nothing is imported.
+"""Names that a file may give, and names that only the user may; nothing is imported to decide.
 
 A file is somebody's data, perhaps a stranger's. It may name what fragflow brings: an algorithm of
 the table, an environment that a known library calls by a plain name, numbers as its settings. All
@@ -19,7 +19,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_]+(?:[-/][A-Za-z0-9_]+)*")
 """Names that are looked up in a table and nowhere else. A colon would have Gymnasium import what is
 before it; dots are for modules and files."""
 NAMES = {"pettingzoo": re.compile(r"[a-z0-9_]+_v[0-9]+")}
-"""Where names are modules of the library: only those that are games, which have a version."""
+"""Names by library, where they are its modules: only those of games, which have a version."""
 WORDS = {
     "gymnasium": frozenset({"vectorization", "render_mode", "map_name", "obs_type"}),
     "brax": frozenset({"backend"}),
@@ -41,9 +41,9 @@ class Own:
 
     kind: str
     name: str
-    """what the file calls it"""
+    """its name in the file"""
     words: tuple[str, ...]
-    """what names it on the command line"""
+    """the words that name it on the command line"""
 
 
 class NotNamed(ConfigError):
@@ -59,12 +59,12 @@ class NotNamed(ConfigError):
         self.file, self.things, self.or_else = file, tuple(things), or_else
 
     def instead_of(self, command: Sequence[str]) -> "NotNamed":
-        """The same for who gave this command."""
+        """The same error for the command that was given."""
         return NotNamed(self.file, self.things, command, self.or_else)
 
 
 def is_known_environment(name: str) -> bool:
-    """Whether a known library finds `name` without importing anything that the name says."""
+    """True if a known library finds `name` without importing anything that the name says."""
     library, colon, rest = name.partition(":")
     if not colon:
         return bool(PLAIN.fullmatch(name))
@@ -72,7 +72,7 @@ def is_known_environment(name: str) -> bool:
 
 
 def is_known_algorithm(name: str) -> bool:
-    """Whether `name` is one of fragflow's own algorithms."""
+    """True if `name` is one of fragflow's own algorithms."""
     from fragflow.algorithms import ALGORITHMS
 
     return name.lower() in ALGORITHMS
@@ -81,7 +81,7 @@ def is_known_algorithm(name: str) -> bool:
 def own_of_run(
     config: Mapping[str, Any], *, algorithm: bool, env: str | None, settings: bool
 ) -> list[Own]:
-    """What a run's configuration names of the user's own, and is asked for.
+    """Things of the user's own that a run's configuration names, and that are needed.
 
     `env` is what the user calls the environment, if that was said; `settings` go to it, or to the
     run's.
@@ -110,7 +110,7 @@ def require_named(
 
 
 def own_of_options(values: Mapping[str, Any], from_file: frozenset[str]) -> list[Own]:
-    """What a file of options names of the user's own."""
+    """Things of the user's own that a file of options names."""
     own: list[Own] = []
     for option, kind in (
         ("env", "an environment of your own"),
@@ -156,7 +156,7 @@ def own_settings(env: str, settings: Mapping[str, Any]) -> list[Own]:
 
 
 def is_numbers(value: Any) -> bool:
-    """Whether `value` is made of numbers, true, false and null only."""
+    """True if `value` is made of numbers, true, false and null only."""
     if isinstance(value, Mapping):
         return all(map(is_numbers, value.values()))
     if isinstance(value, list | tuple):
@@ -165,7 +165,7 @@ def is_numbers(value: Any) -> bool:
 
 
 def own_name(config: Mapping[str, Any], key: str) -> str:
-    """How a run's own environment or algorithm can be named on a command line."""
+    """The name for a command line of a run's own environment or algorithm."""
     named = config.get("named")
     found = named.get(key) if isinstance(named, Mapping) else None
     name = found if isinstance(found, str) else config[key]

@@ -29,7 +29,7 @@ def parser_for(kind: Any) -> Parser:
 
 
 def is_expressible(kind: Any) -> bool:
-    """Whether words can express values of type `kind`."""
+    """True if words can express values of type `kind`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is bool or kind in _SCALARS:
         return True
@@ -52,7 +52,7 @@ def is_expressible(kind: Any) -> bool:
 
 
 def metavar_for(kind: Any) -> str:
-    """How the help text writes such a value."""
+    """The placeholder of such a value in the help text."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _SCALARS:
         return {int: "INT", float: "FLOAT", str: "TEXT"}[kind]

@@ -1,6 +1,6 @@
-"""How calls, loops and branches treat the environment axis: by what is inside them.
+"""Rules for calls, loops and branches, which follow from the programs inside them.
 
-Each reads the programs inside, of both traces, with `walk`, which finds the kinds of their results.
+Each reads these programs, of both traces, with `walk`, which finds the kinds of their results.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def _fixpoint(first: list[Kind], step: Any, line: str) -> list[Kind]:
 
 
 DEGREES = (-1, 1)
-"""of means and of sums: what rows of zeros may be taken to be"""
+"""degrees of means and of sums, which rows of zeros may be taken to have"""
 
 
 def _settled(first: list[Kind], step: Any, line: str) -> list[Kind]:
@@ -82,7 +82,7 @@ def _settled(first: list[Kind], step: Any, line: str) -> list[Kind]:
 
 
 def _lost(first: Sequence[Kind], carry: Sequence[Kind]) -> bool:
-    """Whether something is mixed that was not so at first."""
+    """True if a carry is mixed that was not so at first."""
     return any(c.tag is Tag.MIXED is not f.tag for f, c in zip(first, carry, strict=True))
 
 
@@ -106,7 +106,7 @@ def scan(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
 
 
 def _is_row_map(consts: Sequence[Kind], slices: Sequence[Kind]) -> bool:
-    """Whether a loop without carries does one environment after the other, each by itself."""
+    """True if a loop without carries does one environment after the other, each by itself."""
     return (
         bool(slices)
         and all(k.tag is Tag.UNIFORM and k.degree == 0 for k in consts)
@@ -115,7 +115,7 @@ def _is_row_map(consts: Sequence[Kind], slices: Sequence[Kind]) -> bool:
 
 
 def _row_map(pair: EqnPair, walk: Walk) -> list[Kind]:
-    """One row's work, which must be the same for every row of both traces."""
+    """Kinds for a loop over rows, whose work must be the same for every row of both traces."""
     a, b = scan_of(pair.a).body, scan_of(pair.b).body
     inner = walk(a, b, [UNIFORM] * len(pair.a.invars))
     bad = first_mixed(inner)
@@ -148,10 +148,10 @@ def while_(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
 
 
 def _ends_by_row(pair: EqnPair, test: Kind, carry: list[Kind]) -> bool:
-    """Whether a loop was vmapped: its condition has rows, and each row ends by itself.
+    """True if a loop was vmapped: its condition has rows, and each row ends by itself.
 
-    The primitive's own meaning is then that rows which have ended keep what they have. A condition
-    for all rows together (any) is no such one: how often a row is changed would depend on others.
+    By the primitive's own meaning, rows that have ended then keep their values. A condition for all
+    rows together (any) does not count: how often a row changes would depend on others.
     """
     loop = while_of(pair.a)
     reduces = any(contains_all_reduce(e) for j in (loop.body, loop.test) for e in j.jaxpr.eqns)
@@ -177,9 +177,9 @@ def cond(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
 
 
 def linear_solve(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
-    """What runs is `solve`; the other functions are there for derivatives."""
+    """Kinds of a solution: only `solve` runs, the other functions are there for derivatives."""
     (a, used), (b, used_too) = linear_solve_of(pair.a), linear_solve_of(pair.b)
-    # JAX lets a solution have other types than it says, and casts it.
+    # JAX lets a solution have other types than declared, and casts it.
     types = [v.aval.dtype for v in a.jaxpr.outvars] == [v.aval.dtype for v in pair.a.outvars]
     if used != used_too or not types:
         return _all(mixed(STRUCTURE, pair.line), pair)

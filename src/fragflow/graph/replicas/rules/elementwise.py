@@ -32,7 +32,7 @@ _OPPOSITE = {"max": "min", "min": "max"}
 
 
 def layout_of(pair: EqnPair, kinds: Kinds) -> Kind | None:
-    """The common layout of the varying operands, or a mixed kind if they have none."""
+    """The varying operands' common layout; a mixed kind if they differ, None if there are none."""
     found = [k for k in kinds if k.tag is Tag.VARYING]
     if not found:
         return None
@@ -65,7 +65,7 @@ def elementwise(pair: EqnPair, kinds: Kinds) -> Kind:
 
 
 def _of_row_numbers(pair: EqnPair, kinds: Kinds, row: Kind) -> Kind:
-    """JAX asks of every index whether it is negative; a row's number is not."""
+    """Kinds made of row numbers: JAX asks of every index if it is negative, and these are not."""
     if pair.name in ("convert_element_type", "copy"):
         new = pair.a.outvars[0].aval.dtype
         stays = new.kind in "iu" and np.iinfo(new).max >= pair.sizes[0] - 1
@@ -88,7 +88,7 @@ def _combined_degree(name: str, kinds: Kinds) -> int | None:
 
 
 def _is_zero(name: str, kinds: Kinds) -> bool:
-    if name == "mul":  # but for what is not finite, nought times which is no number
+    if name == "mul":  # but zero times what is not finite is NaN
         return any(k.zero and (o.zero or _is_finite(o)) for k, o in permutations(kinds, 2))
     if name == "div":
         return kinds[0].zero and not kinds[1].zero and _is_finite(kinds[1])
@@ -98,7 +98,7 @@ def _is_zero(name: str, kinds: Kinds) -> bool:
 
 
 def _is_finite(kind: Kind) -> bool:
-    """Whether it is known to be a number."""
+    """True if it is known to be a finite number."""
     return kind.values is not None and all(math.isfinite(value) for value in kind.values)
 
 

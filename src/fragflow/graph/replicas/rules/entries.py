@@ -1,12 +1,13 @@
-"""How operations that move, order or reduce entries treat the environment axis; see rule_table.py.
+"""Rules for operations that move, order or reduce entries; see table.py.
 
-A rule says what its result is, given what its operands are. That they may be there at all, and that
-the result has the shape its kind speaks of, is checked around every rule, by guards.py.
+A rule gives the kind of the result for those of the operands. guards.py checks around every rule
+that the operands may enter at all, and that the result has the shape its kind speaks of.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,9 @@ from fragflow.graph.replicas.kinds import (
     Kind,
     Tag,
     aligned,
+    coarse,
     common_degree,
+    is_coarse,
     mixed,
     partial,
     row_number,
@@ -36,7 +39,7 @@ NUMBERED = "numbers a replica's environments from zero"
 
 
 def side_by_side(pair: EqnPair, kinds: Kinds) -> Kind | None:
-    """What operands are together if none of them has the environment axis."""
+    """The kind of operands together if none of them has the environment axis; else None."""
     if any(k.tag in (Tag.VARYING, Tag.ROW) for k in kinds):
         return None
     return together(kinds, pair.line)
@@ -45,7 +48,7 @@ def side_by_side(pair: EqnPair, kinds: Kinds) -> Kind | None:
 def moving(
     follow: Callable[[EqnPair, Kind], Kind | int | None], what: str, *, keeps_zero: bool = True
 ) -> Rule:
-    """A rule for operations on one array, from where they move the environment axis to."""
+    """Makes a rule for operations on one array; `follow` finds where they move the axis to."""
 
     def rule(pair: EqnPair, kinds: Kinds) -> Kind:
         first = kinds[0] if keeps_zero else replace(kinds[0], zero=False)
@@ -109,7 +112,7 @@ def reshape(pair: EqnPair, kinds: Kinds) -> Kind:
         inner = pair.multiple(new[made[0]]) if len(made) == 1 else None
         if inner and (kind.zero or _stays_apart(old, kind.axis, new, made[0])):
             return replace(kind, axis=made[0], outer=1, inner=inner)
-        # Folded with other axes it is constant no more; as it is, any order describes it.
+        # Folded with other axes it is no longer constant; as it is, any order describes it.
         kind = replace(kind, flexible=False, outer=1, inner=old[kind.axis] // pair.sizes[0])
     before = math.prod(old[: kind.axis]) * kind.outer
     after = kind.inner * math.prod(old[kind.axis + 1 :])
@@ -124,7 +127,7 @@ def reshape(pair: EqnPair, kinds: Kinds) -> Kind:
 
 
 def _stays_apart(old: tuple[int, ...], axis: int, new: tuple[int, ...], made: int) -> bool:
-    """Whether `axis` is reshaped by itself, other axes staying before and after it."""
+    """True if `axis` is reshaped by itself, other axes staying before and after it."""
     before, after = math.prod(old[:axis]), math.prod(old[axis + 1 :])
     return any(
         math.prod(new[:start]) == before
@@ -144,7 +147,7 @@ def transpose(pair: EqnPair, kind: Kind) -> int:
 
 
 def along(parameter: str) -> Callable[[EqnPair, Kind], int | None]:
-    """Fine unless it works along the environment axis."""
+    """Follows an operation that must not work along the environment axis."""
 
     def follow(pair: EqnPair, kind: Kind) -> int | None:
         axes = pair.params[parameter]
@@ -166,7 +169,7 @@ def slice_(pair: EqnPair, kind: Kind) -> Kind | int | None:
 
 
 def _team(pair: EqnPair, kind: Kind) -> Kind | None:
-    """A slice of several teams' agents, if it takes those of one."""
+    """The kind of a slice of several teams' agents if it takes those of one; else None."""
     ends = [sum(pair.teams[: k + 1]) for k in range(len(pair.teams))]
     bounds = [(end - size, end) for end, size in zip(ends, pair.teams, strict=True)]
     large, small = (
@@ -213,7 +216,7 @@ def concatenate(pair: EqnPair, kinds: Kinds) -> Kind:
 
 
 def _indices(pair: EqnPair, kinds: Kinds, dimension: int) -> Kind:
-    """Columns of indices, one of which are the rows' own numbers."""
+    """The kind of columns of indices, one of which is the rows' own numbers."""
     column = next(i for i, k in enumerate(kinds) if k.tag is Tag.ROW)
     row, shape = kinds[column], pair.a.outvars[0].aval.shape
     others = [k for i, k in enumerate(kinds) if i != column]
@@ -252,7 +255,7 @@ def sort(pair: EqnPair, kinds: Kinds) -> Kind:
 
 
 def accumulated(reduction: str) -> Rule:
-    """Cumulative sums and the like: as the reduction, but along another axis than environments'."""
+    """Makes a rule for cumulative sums and the like: as reductions, but not along environments."""
 
     def rule(pair: EqnPair, kinds: Kinds) -> Kind:
         kind = replace(kinds[0], zero=kinds[0].zero and reduction == "sum")
@@ -289,7 +292,7 @@ def reduction(kind_of: str) -> Rule:
 
 
 def product(kinds: Kinds) -> Kind | None:
-    """Of a bilinear operation: what the result is where neither factor has the environment axis."""
+    """The kind of a bilinear operation's result; None if an environment axis has to be followed."""
     lhs, rhs = kinds
     parts = [k for k in kinds if k.tag is Tag.PARTIAL]
     degree = sum(k.degree for k in kinds)
@@ -334,7 +337,7 @@ def dot_general(pair: EqnPair, kinds: Kinds) -> Kind:
 
 
 def convolution(pair: EqnPair, kinds: Kinds) -> Kind:
-    """Rows of images with one kernel; or, in a gradient, a sum over images by their kernels."""
+    """Follows rows of images with one kernel, or, in a gradient, a sum over images by kernels."""
     numbers = pair.params["dimension_numbers"]
     (lhs_rows, lhs_features), (_, rhs_features) = numbers.lhs_spec[:2], numbers.rhs_spec[:2]
     lhs, rhs = kinds
@@ -358,18 +361,19 @@ def all_reduce(pair: EqnPair, kinds: Kinds) -> list[Kind]:
         return [mixed(f"is a random key, to which all_{operation} is applied", pair.line)] * len(
             kinds
         )
-    results = [reduced(kind, operation, pair.line) for kind in kinds]
-    if operation != "mean":
-        return results
-    are_floats = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in pair.a.invars]
     return [
-        result if is_float or kind.tag is not Tag.PARTIAL else mixed(WHOLE_MEAN, pair.line)
-        for kind, result, is_float in zip(kinds, results, are_floats, strict=True)
+        reduced(kind, operation, v.aval.dtype, pair.line)
+        for kind, v in zip(kinds, pair.a.invars, strict=True)
     ]
 
 
-def reduced(kind: Kind, operation: str, line: str) -> Kind:
-    """What `all_mean`, `all_sum` or `all_max` makes of a value."""
+def reduced(kind: Kind, operation: str, dtype: Any, line: str) -> Kind:
+    """The kind of a value of type `dtype` after `all_mean`, `all_sum` or `all_max`."""
+    is_float = jnp.issubdtype(dtype, jnp.inexact)
+    if kind.tag is Tag.PARTIAL and operation == "mean" and not is_float:
+        return mixed(WHOLE_MEAN, line)
+    if kind.tag is Tag.PARTIAL and kind.reduction == "sum" and is_coarse(dtype):
+        return mixed(coarse(dtype), line)
     if kind.tag is Tag.UNIFORM:
         if kind.zero or kind.degree == (1 if operation == "sum" else 0):
             return replace(UNIFORM, zero=kind.zero)
@@ -389,7 +393,7 @@ def reduced(kind: Kind, operation: str, line: str) -> Kind:
 
 
 def host_call(pair: EqnPair, kinds: Kinds) -> Kind:
-    """Environments on the host answer row by row."""
+    """Follows calls of environments on the host, which answer row by row."""
     if all(k.tag is Tag.VARYING and k.axis == 0 and aligned(k, varying(0)) for k in kinds):
         return varying(0)
     return mixed("is asked of environments whose rows cannot be followed", pair.line)

@@ -1,4 +1,4 @@
-"""How indexing, random numbers and windows treat the environment axis; see rule_table.py."""
+"""Rules for indexing, random numbers and windows; see table.py."""
 
 import math
 from dataclasses import replace
@@ -42,7 +42,7 @@ _OTHERS = "is indexed by something that differs from replica to replica"
 
 
 def of_keys(rule: Rule) -> Rule:
-    """A rule for what takes some entries of an array, which says what is wrong where it is keys."""
+    """Wraps a rule that takes some entries of an array, to say what is wrong if these are keys."""
 
     def told(pair: EqnPair, kinds: Kinds) -> Kind | list[Kind]:
         result = rule(pair, kinds)
@@ -82,7 +82,7 @@ def dynamic_update_slice(pair: EqnPair, kinds: Kinds) -> Kind:
 
 
 def _fills_with(pair: EqnPair) -> Any:
-    """What a gather gives beyond the end: None if nothing; NaN is NaN however it is scaled."""
+    """The value that a gather gives beyond the end; None for none, or NaN, which scales to NaN."""
     value = pair.params.get("fill_value")
     if "FILL" not in str(pair.params.get("mode")) or value is None:
         return None
@@ -151,7 +151,7 @@ def _takes_all(pair: EqnPair, axis: int) -> bool:
 
 
 def _column(pair: EqnPair, indices: Kind) -> int | None:
-    """Which column of indices are row numbers; None if several are, or may be."""
+    """The column of indices that is row numbers; None if several are, or may be."""
     is_only = pair.a.invars[1].aval.shape[-1] == 1
     return indices.column if indices.column >= 0 else 0 if is_only else None
 
@@ -181,7 +181,7 @@ def scatter(adds: bool) -> Rule:
         if indices.degree and not indices.zero:
             return mixed(COUNT, pair.line)
         if applied_by(pair.a) is not None:
-            # x.at[i].apply(f): any function, entry by entry; nought is moved as well.
+            # x.at[i].apply(f): any function, entry by entry; it may change zeros too.
             if operand.tag is Tag.PARTIAL:
                 return mixed(LOCAL, operand.line)
             if operand.degree:
@@ -228,7 +228,7 @@ def scatter(adds: bool) -> Rule:
 
 
 def _covers(pair: EqnPair, kinds: Kinds) -> bool:
-    """Whether updates have a row for each of the operand's, along a window as long as it is."""
+    """True if updates have a row for each of the operand's, along a window of the same length."""
     operand, _, updates = kinds
     dims = pair.params["dimension_numbers"]
     outside = (*dims.inserted_window_dims, *dims.operand_batching_dims)
@@ -265,7 +265,7 @@ def _own_places(pair: EqnPair, kinds: Kinds, result: Kind, batch: list[int]) -> 
 
 
 def _sums_up(kinds: Kinds, batch: list[int]) -> bool:
-    """Whether rows are added up in one place: each update goes where its own index says."""
+    """True if rows are added up in one place: each update goes where its own index says."""
     _, indices, updates = kinds
     return (
         updates.tag is indices.tag is Tag.VARYING
@@ -304,7 +304,7 @@ POOLED = "is pooled along the environment axis"
 
 
 def _is_apart(pair: EqnPair, axis: int) -> bool:
-    """Whether a window is one row long, and rows are neither left out nor added."""
+    """True if a window is one row long, and rows are neither left out nor added."""
     params = pair.params
     dilations = [params.get(name) for name in ("base_dilation", "window_dilation")]
     return (
@@ -316,7 +316,7 @@ def _is_apart(pair: EqnPair, axis: int) -> bool:
 
 
 def select_and_scatter_add(pair: EqnPair, kinds: Kinds) -> Kind:
-    """The gradient of a maximum over windows: what is chosen does not depend on a scale."""
+    """Follows the gradient of a maximum over windows: the choice does not depend on a scale."""
     source, operand = kinds
     if source.tag is operand.tag is Tag.UNIFORM:
         return replace(source, zero=source.zero)

@@ -1,8 +1,8 @@
 """The one table of what the replica check knows of each primitive.
 
 Each primitive is added once; a second entry is an error at import. Beside its rule stand the data
-of the guards: which values that are not plain rows may enter it at all, each with the proof. Where
-there is none, such a value may not enter, and what the rule would have said is never asked.
+of the guards: which values that are not plain rows may enter it at all, each with the proof.
+Without a proof, such a value may not enter, and the rule is never asked.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,15 +25,15 @@ class Entry:
 
     rule: Rule | None = None
     opened: Opened | None = None
-    """of calls, loops and branches: reads what is inside, by the rules of what it finds there"""
+    """of calls, loops and branches: reads what is inside, by the rules of the primitives there"""
     linear: str = ""
-    """why f(x + y) = f(x) + f(y), other operands being uniform: a partial sum may enter"""
+    """proof that f(x + y) = f(x) + f(y), other operands being uniform: a partial sum may enter"""
     monotone: str = ""
-    """why f(max(x, y)) = max(f(x), f(y)), others being uniform: a partial maximum may enter"""
+    """proof of f(max(x, y)) = max(f(x), f(y)), others being uniform: a partial maximum may enter"""
     homogeneous: str = ""
-    """why f(c x) = c^e f(x) for c > 0, with e known: a count, or a gradient of a mean, may enter"""
+    """proof of f(c x) = c^e f(x), c > 0, e known: a count, or a gradient of a mean, may enter"""
     numbers: str = ""
-    """why a row's own number stays one, or finds the row: it may enter"""
+    """proof that a row's own number stays one, or finds the row: it may enter"""
 
 
 _TABLE: dict[str, Entry] = {}
@@ -41,7 +41,7 @@ TABLE: Mapping[str, Entry] = _TABLE
 
 
 def add(names: str, rule: Rule | None = None, **facts: Any) -> None:
-    """Enters primitives, once each."""
+    """Adds primitives to the table, once each."""
     for name in names.split():
         if name in _TABLE:
             raise ValueError(f"primitive {name!r} has a replica rule already: each has one")
@@ -129,7 +129,7 @@ add(
     linear="with a uniform condition it moves entries",
     monotone="with a uniform condition it moves entries",
     homogeneous="it moves entries, which have one degree",
-    numbers="a condition that is false everywhere chooses the first: replicas.py says so",
+    numbers="a condition that is false everywhere chooses the first: interpret.py says so",
 )
 
 # Moving entries.
@@ -162,7 +162,12 @@ add(
 add("tile", rules.moving(rules.tile, "repeats the environment axis"), **_MOVES)
 add("split", index.split, **_MOVES)
 add("unstack", index.unstack, **_MOVES)
-add("optimization_barrier", index.barrier, **_MOVES, numbers="the identity")
+add(
+    "optimization_barrier stop_gradient device_put",
+    index.barrier,
+    **_MOVES,
+    numbers="the identity",
+)
 add("pad", rules.pad, **_AND_OTHERS)
 add(
     "concatenate",
@@ -270,7 +275,7 @@ add("random_fold_in", index.fold_in)
 add("random_wrap random_unwrap random_clone", index.same_axis)
 add("host_call host_program", rules.host_call)
 
-# What is opened.
+# Calls, loops and branches, whose insides are read.
 
 add(" ".join(sorted(CALLS)), opened=calls.call)
 add("scan", opened=calls.scan)

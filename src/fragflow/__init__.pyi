@@ -1,0 +1,35 @@
+"""The public names, and the modules they come from: `__init__.py` loads them as this file says."""
+
+from fragflow import ops as ops
+from fragflow.api import Algorithm as Algorithm
+from fragflow.api import Box as Box
+from fragflow.api import Clock as Clock
+from fragflow.api import Discrete as Discrete
+from fragflow.api import Environment as Environment
+from fragflow.api import Environments as Environments
+from fragflow.api import EnvState as EnvState
+from fragflow.api import HostBatch as HostBatch
+from fragflow.api import HostEnvironment as HostEnvironment
+from fragflow.api import HostStep as HostStep
+from fragflow.api import Metrics as Metrics
+from fragflow.api import MultiDiscrete as MultiDiscrete
+from fragflow.api import Step as Step
+from fragflow.api import Timestep as Timestep
+from fragflow.api import all_max as all_max
+from fragflow.api import all_mean as all_mean
+from fragflow.api import all_sum as all_sum
+from fragflow.api import check_settings as check_settings
+from fragflow.api import component as component
+from fragflow.api import kernel as kernel
+from fragflow.environments.wrapping.wrapped import Wrapper as Wrapper
+from fragflow.environments.wrapping.wrappers import wrap as wrap
+from fragflow.policies import Asynchronous as Asynchronous
+from fragflow.policies import Deployment as Deployment
+from fragflow.policies import Lag as Lag
+from fragflow.policies import Lockstep as Lockstep
+from fragflow.policies import Place as Place
+from fragflow.policies import Policy as Policy
+from fragflow.tools.experiment.load import Agent as Agent
+from fragflow.tools.experiment.load import load as load
+from fragflow.tools.experiment.train import Result as Result
+from fragflow.tools.experiment.train import train as train
