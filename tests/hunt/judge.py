@@ -134,11 +134,12 @@ def _tried(
             given = [], [[] for _ in range(sizes.replicas)]
         w, ls = Lockstep().run(whole, given[:1])[0], Lockstep().run(local, given[1])
         here: dict[int, str] = {}
+        size = size_of([*given[0], *w])  # one result may be made from another
         for i, kind in enumerate(claims):
             parts = [part[i] for part in ls]
             tolerance = rounding[kind.tag is Tag.PARTIAL]
             if is_testable(kind):
-                why = broken(kind, w[i], parts, sizes, tolerance, size_of(given[0]))
+                why = broken(kind, w[i], parts, sizes, tolerance, size)
                 if why:
                     wrong.setdefault(i, why)
             else:

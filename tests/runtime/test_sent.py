@@ -90,7 +90,7 @@ def test_asynchronously(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.extend(map(size, (newest or {}).values()))
         return newest
 
-    monkeypatch.setattr(ServerQueue, "post", watched_submit)
+    monkeypatch.setattr(ServerQueue, "submit", watched_submit)
     monkeypatch.setattr(ServerQueue, "begin", watched_begin)
     outcome = in_threads("central", OneUpdate(), sync="async", iterations=6)
     assert said(outcome) == (len(seen), sum(seen))

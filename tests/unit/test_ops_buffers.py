@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fragflow import ops
+from fragflow.ops.replay import _draw
 
 ENVS, CAPACITY, LENGTH = 3, 12, 4
 
@@ -137,6 +138,19 @@ def test_draws_follow_the_same_distribution_as_those_of_flashbax() -> None:
     drawn = ops.sample_by_priority(priorities, ring, keys(100, 1), 400, jnp.float32(1.0))
     our_counts = np.bincount(np.asarray(drawn.places).ravel(), minlength=128)
     np.testing.assert_allclose(our_counts / 40_000, their_counts / 40_000, atol=0.003)
+
+
+@pytest.mark.parametrize("first", [0, 7, 8, 63, 64, 1000, 1023])
+def test_a_place_without_a_chance_is_never_drawn(first: int) -> None:
+    """Blocks, parts of them and entries are empty on either side; targets lie at both ends."""
+    weights = np.zeros((1, 1024))
+    weights[0, first] = 1e-3
+    weights[0, (first + 9) % 1024] = 0.3
+    priorities, _ = weighted(weights, capacity=1024)
+    uniform = jnp.asarray([0.0, 1e-9, 0.5, 1.0 - 2.0**-24, 1.0])
+    places, chance = _draw(priorities.chances[0], uniform)
+    assert set(np.asarray(places).tolist()) <= {first, (first + 9) % 1024}
+    assert np.all(np.asarray(chance) > 0)
 
 
 def test_new_steps_get_the_largest_priority_of_all_and_those_that_did_not_happen_none() -> None:

@@ -81,6 +81,8 @@ def take(ring: Ring, places: jax.Array) -> Any:
 BLOCK = 64
 """Entries whose sum is looked at before they are: then no running sum is longer than a few hundred,
 and XLA's of a whole ring would take most of a training step."""
+PARTS = 8
+"""of a block, whose sums are looked at in turn"""
 MIN_ERROR = 1e-3
 """added to errors, so that every entry may come again (`ε` in section 3.3)"""
 
@@ -138,30 +140,41 @@ def sample_by_priority(
 
 
 def _draw(chances: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """In one ring `[capacity]`: places for `uniform` `[U, K]`, and the probability of each."""
-    blocks = chances.reshape(-1, BLOCK)
-    sums = jnp.sum(blocks, axis=-1)
-    ends = jnp.cumsum(sums)
-    target = uniform * ends[-1]
-    block = _first_above(ends, target)
-    before = jnp.where(block > 0, ends[block - 1], 0.0)
-    within = blocks[block]
-    offset = _first_above(jnp.cumsum(within, axis=-1), target - before)
-    # Rounding may point to an entry without a chance: then the largest of the block is taken.
-    chance = _pick(within, offset)
-    best = jnp.argmax(within, axis=-1).astype(jnp.int32)
-    offset = jnp.where(chance > 0, offset, best)
-    chance = _pick(within, offset) / jnp.maximum(ends[-1], 1e-12)
-    return block * BLOCK + offset, chance
+    """In one ring `[capacity]`: places for `uniform` `[U, K]`, and the probability of each.
+
+    Found from above: a block, a part of it, an entry. XLA takes a running sum over all entries of a
+    block in several times the time that both shorter ones take.
+    """
+    entries = chances.reshape(-1, PARTS, BLOCK // PARTS)
+    parts = jnp.sum(entries, axis=-1)
+    blocks = jnp.sum(parts, axis=-1)
+    total = jnp.sum(blocks)
+    block, left = _first_above(blocks, uniform * total)
+    part, left = _first_above(parts[block], left)
+    within = entries[block, part]
+    entry, _ = _first_above(within, left)
+    chance = _pick(within, entry) / jnp.maximum(total, 1e-12)
+    return (block * PARTS + part) * (BLOCK // PARTS) + entry, chance
 
 
-def _first_above(ends: jax.Array, target: jax.Array) -> jax.Array:
-    """The first position along the last axis where `ends` is above each `target`, int32."""
+def _first_above(chances: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first position along the last axis up to which more than `target` adds up, int32.
+
+    And what is left of the target there. `chances` are one row for all targets, or one for each.
+    """
+    ends = jnp.cumsum(chances, axis=-1)
     passed = jnp.sum(ends <= target[..., None], axis=-1, dtype=jnp.int32)
-    return jnp.minimum(passed, ends.shape[-1] - 1)
+    position = jnp.minimum(passed, ends.shape[-1] - 1)
+    # Rounding may point to a place without a chance: then the likeliest is taken.
+    best = jnp.argmax(chances, axis=-1).astype(jnp.int32)
+    position = jnp.where(_pick(chances, position) > 0, position, best)
+    before = _pick(ends, jnp.maximum(position - 1, 0))
+    return position, target - jnp.where(position > 0, before, 0.0)
 
 
 def _pick(rows: jax.Array, position: jax.Array) -> jax.Array:
+    if rows.ndim == 1:
+        return rows[position]
     return jnp.take_along_axis(rows, position[..., None], axis=-1)[..., 0]
 
 
