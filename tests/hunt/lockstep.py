@@ -29,6 +29,12 @@ from hunt.in_numpy import TABLE
 
 MAX_EQUATIONS = 20_000
 """that are computed one by one: loops that draw random numbers until some fit may take for ever"""
+
+
+class TooLongError(RuntimeError):
+    """A program cannot be computed equation by equation in a sensible time."""
+
+
 Parts = list[list[Any]]
 """for each replica its values"""
 
@@ -57,7 +63,7 @@ class Lockstep:
 
         self.left -= len(closed.jaxpr.eqns)
         if self.left < 0:
-            raise RuntimeError("a program that takes too long")
+            raise TooLongError("a program that takes too long")
         for eqn in closed.jaxpr.eqns:
             args = [[read(env, v) for v in eqn.invars] for env in envs]
             for env, results in zip(envs, self._equation(eqn, args), strict=True):

@@ -36,7 +36,7 @@ from fragflow.policies import POLICIES, Deployment
 from graph.toy import Drift
 from hunt.catalogue import chances, functions
 from hunt.draw import Draw, fits_type
-from hunt.lockstep import Lockstep, as_parts
+from hunt.lockstep import Lockstep, TooLongError, as_parts
 from hunt.program import Program, Ref, aval
 from hunt.relations import KEY, Operand, Sizes, broken
 
@@ -273,7 +273,10 @@ def judge(case: Case, seed: Sequence[int]) -> Played:
     if case.policy not in PLAYED:
         return Played("accepted")
     for k in range(2):
-        difference = play(source, case.sizes, np.random.default_rng([*seed, k]))
+        try:
+            difference = play(source, case.sizes, np.random.default_rng([*seed, k]))
+        except TooLongError as error:
+            return Played("failed", str(error))
         if difference:
             return Played("wrong", difference)
     return Played("played")
