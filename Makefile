@@ -94,6 +94,7 @@ check-fast: $(STAMP) ## check format, lint, types, import contracts and file siz
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/size_budget.py
 	$(BIN)/python scripts/private_parameters.py
+	$(BIN)/python scripts/question_docstrings.py
 
 hashes: $(STAMP) ## compare the parameters of short runs of every cell of the table of policies
 	$(BIN)/python scripts/hashes.py

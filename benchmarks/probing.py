@@ -102,7 +102,7 @@ def _work(name: str, deployment: Any) -> Callable[[], object]:
     from fragflow.graph.tracing.trace import iteration_function, tracer
     from fragflow.policies.named import named_policy
     from fragflow.runtime.observer import Silent
-    from fragflow.runtime.promises.bits import other_bits
+    from fragflow.runtime.promises.compare_bits import other_bits
     from fragflow.runtime.promises.probing import tried
 
     task = Task(ENVS)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import fragflow as ff  # noqa: E402
 from fragflow._jax import CALLS, Eqn  # noqa: E402
-from fragflow.graph.extent import environments_axis  # noqa: E402
+from fragflow.graph.fragment_extent import environments_axis  # noqa: E402
 from fragflow.graph.replicas.interpret import Context, analyse  # noqa: E402
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag, varying  # noqa: E402
 from fragflow.graph.replicas.rules.table import TABLE, Entry  # noqa: E402

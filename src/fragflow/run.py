@@ -16,7 +16,7 @@ from fragflow.api.vector import AnyEnvironment
 from fragflow.blame import judging
 from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG
 from fragflow.graph.passes.split import Options
 from fragflow.graph.tracing.trace import (
@@ -42,7 +42,7 @@ from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
 from fragflow.runtime.programs.devices import deployment_here, prepare_devices
 from fragflow.runtime.programs.implementations import in_words, inexact
-from fragflow.runtime.promises.bits import other_bits
+from fragflow.runtime.promises.compare_bits import other_bits
 from fragflow.runtime.promises.equality import after_restarts, elsewhere, equality, with_figures
 from fragflow.runtime.promises.probing import NOT_DIVIDED, Tried, tried
 from fragflow.runtime.training import Runtime, train
@@ -386,15 +386,15 @@ def _processes(
         LaggedInProcesses,
     )
 
-    worker_processes = WorkerProcesses(fdg, launcher)
+    processes = WorkerProcesses(fdg, launcher)
     if asynchronous:
         runtime = functools.partial(AsyncInProcesses, **asynchronous)
     else:
         runtime = LaggedInProcesses if fdg.delays else InProcesses
     return (
-        worker_processes.pools,
-        functools.partial(runtime, worker_processes=worker_processes),
-        worker_processes.close,
+        processes.pools,
+        functools.partial(runtime, processes=processes),
+        processes.close,
     )
 
 

@@ -26,7 +26,7 @@ from fragflow.graph.passes.split import Options
 from fragflow.graph.tracing.trace import SOURCES, init_function, iteration_function, tracer
 from fragflow.policies import Deployment, Place, Policy
 from fragflow.runtime.lockstep import LocalRuntime
-from fragflow.runtime.planning.simulate import record
+from runtime.simulate import record
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 """programs run once here, so time spent on optimising them is lost"""

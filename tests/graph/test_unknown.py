@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import fragflow as ff
 from fragflow._jax import CALLS
-from fragflow.graph.extent import environments_axis
+from fragflow.graph.fragment_extent import environments_axis
 from fragflow.graph.replicas.interpret import Context
 from fragflow.graph.replicas.kinds import EXACT, UNIFORM, Kind, Tag, partial, varying
 from fragflow.graph.replicas.rules.table import TABLE

@@ -12,7 +12,7 @@ import numpy as np
 
 from fragflow._jax import Eqn
 from fragflow.errors import FragflowError
-from fragflow.graph.extent import environments_axis
+from fragflow.graph.fragment_extent import environments_axis
 from fragflow.graph.replicas.interpret import Context, analyse
 from fragflow.graph.replicas.kinds import Kind, Tag, mixed
 from hunt.lockstep import Lockstep

@@ -29,7 +29,7 @@ from jax import lax
 import fragflow as ff
 from fragflow.errors import FragflowError
 from fragflow.graph.cut import cut
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.replicas.kinds import UNIFORM, partial, varying
 from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment

@@ -67,7 +67,7 @@ def test_state_that_is_asked_for_while_the_next_iteration_begins_is_not_kept() -
             self.made += 1
             return {}, Sent()
 
-    driver = RemoteDriver(Process(), SimpleNamespace(fragment_jobs=()))  # pyright: ignore[reportArgumentType]
+    driver = RemoteDriver(Process(), SimpleNamespace(part_jobs=()))  # pyright: ignore[reportArgumentType]
     driver.run(0, 1)
     assert driver.state() == {"learner": {"params": 1}}
     assert driver.state() == {"learner": {"params": 2}}

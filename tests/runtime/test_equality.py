@@ -14,7 +14,7 @@ import fragflow as ff
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.programs.devices import processor_of
-from fragflow.runtime.promises import bits, equality
+from fragflow.runtime.promises import compare_bits, equality
 from graph.toy import Drift
 from graph.wrong import Small
 from runtime.test_host import HostDrift
@@ -96,8 +96,8 @@ def test_what_was_not_compared_is_not_called_equal() -> None:
 
 @pytest.mark.quick
 def test_deterministic_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = bits.Difference("the state's params", 3e-7)
-    monkeypatch.setattr(bits, "_difference", lambda *_: found)
+    found = compare_bits.Difference("the state's params", 3e-7)
+    monkeypatch.setattr(compare_bits, "_difference", lambda *_: found)
     said = trained(workers=2, deterministic=True).start.equality
     assert said.startswith("rounding: the state's params has other digits")
 
@@ -107,15 +107,15 @@ def test_deterministic_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bits_are_remembered_for_what_was_tried(
     other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bits, "_difference", lambda *_: None)
+    monkeypatch.setattr(compare_bits, "_difference", lambda *_: None)
     assert trained().start.equality == "bitwise"
-    found = bits.Difference("the state's params", 3e-7)
-    monkeypatch.setattr(bits, "_difference", lambda *_: found)
+    found = compare_bits.Difference("the state's params", 3e-7)
+    monkeypatch.setattr(compare_bits, "_difference", lambda *_: found)
     assert trained().start.equality == "bitwise"  # remembered
     if other == "compiled otherwise":
         monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     else:
-        monkeypatch.setattr(bits, "processor_of", lambda _: "another")
+        monkeypatch.setattr(compare_bits, "processor_of", lambda _: "another")
     assert trained().start.equality.startswith("rounding: the state's params")
 
 
@@ -144,7 +144,7 @@ def test_an_environment_that_looks_at_many_neighbours_is_no_rounding() -> None:
     assert trained(workers=2, num_envs=32).start.equality.startswith(("bitwise", "rounding"))
 
 
-def _found(here: Any, there: Any) -> bits.Difference | None:
+def _found(here: Any, there: Any) -> compare_bits.Difference | None:
     """What two runs of one iteration differ in, with this state each."""
 
     def engine(leaf: Any) -> Any:
@@ -152,7 +152,7 @@ def _found(here: Any, there: Any) -> bits.Difference | None:
         return SimpleNamespace(run=lambda *_: rows, state=lambda: {"x": np.asarray(leaf)})
 
     fdg: Any = SimpleNamespace(program=SimpleNamespace(labels={"x": "x"}))
-    return bits._difference(engine(here), engine(there), fdg, 0)
+    return compare_bits._difference(engine(here), engine(there), fdg, 0)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.complex64])
@@ -167,7 +167,7 @@ def test_numbers_that_are_far_apart_are_no_rounding(dtype: Any) -> None:
 def test_whole_numbers_do_not_round(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _found(np.arange(3), np.arange(1, 4))
     assert found is not None
-    monkeypatch.setattr(bits, "_difference", lambda *_: found)
+    monkeypatch.setattr(compare_bits, "_difference", lambda *_: found)
     assert trained().start.equality == (
         "different: the state's x differs from the undivided program's, and no float does"
     )

@@ -16,7 +16,7 @@ from fragflow.graph.probe.probe import probe
 from fragflow.policies import Deployment, named_policy
 from fragflow.policies.synchronisation import Asynchronous
 from fragflow.run import Experiment, Outcome, _in_lockstep, _source, run
-from fragflow.runtime.promises import bits, probing, remembered
+from fragflow.runtime.promises import compare_bits, probe_cache, probing
 from fragflow.tools.cli.main import main
 from graph.toy import Drift, OneUpdate
 from graph.wrong import WRONG, Small
@@ -71,11 +71,11 @@ def test_what_is_not_divided_is_not_probed() -> None:
 
 
 def test_bits_are_compared_before_they_are_called_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(*_: object) -> bits.Difference:
-        return bits.Difference("the state's params", 3e-7)
+    def other(*_: object) -> compare_bits.Difference:
+        return compare_bits.Difference("the state's params", 3e-7)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bits, "_difference", other)
+        patch.setattr(compare_bits, "_difference", other)
         start = trained("single-learner-coarse").start
         assert start.equality.startswith("rounding: the state's params has other digits")
         assert "up to 3e-07" in start.equality
@@ -85,7 +85,7 @@ def test_bits_are_compared_before_they_are_called_equal(monkeypatch: pytest.Monk
     assert start.equality == cut.start.equality == "bitwise"
     assert cut.state.params.tobytes() == whole.state.params.tobytes()
     # Remembered: nothing is run for it any more.
-    monkeypatch.setattr(bits, "_difference", other)
+    monkeypatch.setattr(compare_bits, "_difference", other)
     assert trained("single-learner-coarse").start.equality == "bitwise"
 
 
@@ -108,18 +108,18 @@ def test_what_cannot_be_tried_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_others_can_write_is_not_believed(memory: Path) -> None:
-    assert remembered.recall("key") is None
-    remembered.remember("key", {"states": 4})
-    assert remembered.recall("key") == {"states": 4}
+    assert probe_cache.recall("key") is None
+    probe_cache.remember("key", {"states": 4})
+    assert probe_cache.recall("key") == {"states": 4}
     (memory / "key.json").write_text("[1]")
-    assert remembered.recall("key") is None
+    assert probe_cache.recall("key") is None
     (memory / "key.json").write_text("{")
-    assert remembered.recall("key") is None
+    assert probe_cache.recall("key") is None
     (memory / "key.json").write_text(json.dumps({"states": 4}))
     memory.chmod(0o770)
-    assert remembered.recall("key") is None
+    assert probe_cache.recall("key") is None
     memory.chmod(0o700)
-    assert remembered.recall("key") is not None
+    assert probe_cache.recall("key") is not None
 
 
 def test_facts_that_are_none_are_tried_again() -> None:
@@ -191,15 +191,15 @@ def test_one_environment_each_is_tried_as_it_is(
 
 def test_bits_are_compared_in_the_last_iteration_too(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    monkeypatch.setattr(bits, "_difference", lambda *a: compared.append(a[-1]))
+    monkeypatch.setattr(compare_bits, "_difference", lambda *a: compared.append(a[-1]))
     longer = replace(experiment(Small()), total_steps=80)
     run(longer, named_policy("single-learner-coarse"), workers=2)
     assert compared == [0, 1, 9]
 
 
 def test_what_is_no_rounding_is_not_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = bits.Difference("the state's params", 1.0)
-    monkeypatch.setattr(bits, "_difference", lambda *_: found)
+    found = compare_bits.Difference("the state's params", 1.0)
+    monkeypatch.setattr(compare_bits, "_difference", lambda *_: found)
     said = trained("single-learner-coarse").start.equality
     assert said.startswith("different: the state's params")
 

@@ -10,8 +10,8 @@ from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import POLICIES, Deployment
 from fragflow.runtime.planning.instructions import Enter, Get, Put, Repeat, Run, routes
 from fragflow.runtime.planning.plan import FragmentPlan, Plan, make_plan
-from fragflow.runtime.planning.simulate import Cursor, Done, Schedule, advance, record
 from graph.toy import Drift, Toy
+from runtime.simulate import Cursor, Done, Schedule, advance, record
 
 UP = Transfer(name="up", source="a", target="b", parcels=(Parcel(value="x", collective="gather"),))
 DOWN = Transfer(name="down", source="b", target="a", parcels=())

@@ -10,7 +10,7 @@ from typing import Any
 from fragflow.errors import ConfigError, FragflowError, unknown
 
 ADAPTERS: dict[str, str] = {
-    "fragflow": "fragflow.environments.own",
+    "fragflow": "fragflow.environments.built_in",
     "gymnax": "fragflow.environments.libraries.gymnax",
     "gymnasium": "fragflow.environments.libraries.gymnasium",
     "envpool": "fragflow.environments.libraries.envpool",

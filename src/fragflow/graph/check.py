@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
 from fragflow.errors import GraphError, PolicyError, ReplicaError
-from fragflow.graph.extent import Axis
+from fragflow.graph.fragment_extent import Axis
 from fragflow.graph.ir import (
     FDG,
     Constant,
@@ -33,7 +33,7 @@ from fragflow.graph.replicas.kinds import (
     Tag,
     is_below_a_byte,
 )
-from fragflow.graph.replicas.rules.entries import reduced
+from fragflow.graph.replicas.rules.shapes_and_reductions import reduced
 from fragflow.graph.tracing.trace import Trace
 from fragflow.policies.policy import Over, Placed, Policy, replicas_over
 

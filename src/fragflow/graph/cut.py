@@ -12,7 +12,7 @@ from fragflow.graph.check import (
     check_owners,
     refuse_host_in_one_program,
 )
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
 from fragflow.graph.passes.collectives import as_sends_and_receives, transfers_in, with_collectives
 from fragflow.graph.passes.dataflow import dataflow

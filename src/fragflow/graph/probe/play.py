@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fragflow._jax import Eqn, contains_all_reduce
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Parcel, Program, Receive, Send, Value, walk
 from fragflow.graph.probe.double_precision import DoubleContext, Taps, equation, literal, wide
 

@@ -18,7 +18,7 @@ import numpy as np
 from fragflow._jax import component_of, inner_jaxprs, is_key, loops, raw_key, wrapped_key
 from fragflow.api.vector import EnvState
 from fragflow.errors import ReplicaError
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, walk
 from fragflow.graph.probe.culprit import culprit
 from fragflow.graph.probe.double_precision import (

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fragflow.graph.extent import Axis, Extent, agents_axis, environments_axis
+from fragflow.graph.fragment_extent import Axis, Extent, agents_axis, environments_axis
 from fragflow.graph.ir import Loop, Op, Program, Value
 from fragflow.graph.replicas.infer import Inference, initial_kinds
 from fragflow.graph.replicas.kinds import COUNT, UNIFORM, Kind, first_mixed, mixed

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fragflow._jax import ClosedJaxpr
-from fragflow.graph.extent import Axis
+from fragflow.graph.fragment_extent import Axis
 from fragflow.graph.ir import Constant, Loop, Node, Op, Program, Transfer, Value
 from fragflow.graph.replicas.constants import constant_kind
 from fragflow.graph.replicas.eqn_pair import sized_dims

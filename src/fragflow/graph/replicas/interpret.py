@@ -28,7 +28,7 @@ from fragflow._jax import (
     source_line,
 )
 from fragflow.api.rows import row_call
-from fragflow.graph.extent import Axis
+from fragflow.graph.fragment_extent import Axis
 from fragflow.graph.replicas.batching import batched
 from fragflow.graph.replicas.constants import constant_kind, folded
 from fragflow.graph.replicas.eqn_pair import EqnPair, sized_dims

@@ -26,7 +26,7 @@ from fragflow._jax import (
     source_line,
 )
 from fragflow.errors import ReplicaError
-from fragflow.graph.extent import Axis
+from fragflow.graph.fragment_extent import Axis
 from fragflow.graph.replicas.constants import constant_kind
 from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.guards import same_parameters

@@ -23,7 +23,7 @@ from fragflow._jax import (
     source_line,
 )
 from fragflow.errors import GraphError, TraceError
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Carry, Constant, Loop, Node, Op, Program, Slice, Stack, Value
 from fragflow.graph.tracing.trace import ITERATION, SOURCES, Trace, components_of
 

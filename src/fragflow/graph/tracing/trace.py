@@ -31,7 +31,7 @@ from fragflow.api.vector import (
 )
 from fragflow.blame import called, defined_at, judged
 from fragflow.errors import TraceError
-from fragflow.graph.extent import Extent, as_traced
+from fragflow.graph.fragment_extent import Extent, as_traced
 from fragflow.graph.ir import EpisodeStat
 
 SOURCES = ("env_ids", "run_key", "steps_per_iteration", "total_iterations")

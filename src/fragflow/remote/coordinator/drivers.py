@@ -27,15 +27,15 @@ class RemoteWorker:
     pool = None
     """its process looks after the environments"""
 
-    def __init__(self, driver: "RemoteDriver", fragment_job: FragmentJob):
-        self.name = fragment_job.part.fragment.name
-        self.replicas = fragment_job.replicas
-        self.part = fragment_job.part
+    def __init__(self, driver: "RemoteDriver", part_job: FragmentJob):
+        self.name = part_job.part.fragment.name
+        self.replicas = part_job.replicas
+        self.part = part_job.part
         self.devices: Sequence[str] = ()
         self.processor = ""
         """like `devices`, as reported by its process"""
         self._driver = driver
-        self._first = fragment_job.values
+        self._first = part_job.values
 
     def state(self) -> Mapping[Value, np.ndarray]:
         return self._driver.state()[self.name]
@@ -59,8 +59,7 @@ class RemoteDriver:
         self.process = process
         self.partners = partners
         self.workers = {
-            fragment_job.part.fragment.name: RemoteWorker(self, fragment_job)
-            for fragment_job in job.fragment_jobs
+            part_job.part.fragment.name: RemoteWorker(self, part_job) for part_job in job.part_jobs
         }
         self._lost = Sent()
         """by processes that this one replaces, as far as they have reported it"""

@@ -27,7 +27,7 @@ class ProcessSpec:
     """A process and the workers in it."""
 
     name: str
-    worker_specs: tuple[WorkerSpec, ...]
+    workers: tuple[WorkerSpec, ...]
     script: DriverSource | None
 
 
@@ -37,8 +37,8 @@ class WorkerProcesses:
     def __init__(self, fdg: FDG, launcher: Launcher):
         self.fdg = fdg
         self.plan: Plan = make_plan(fdg)
-        self.process_specs = (
-            _process_specs(fdg, self.plan)
+        self.specs = (
+            _specs_of(fdg, self.plan)
             if fdg.server is None
             else _async_process_specs(fdg, self.plan)
         )
@@ -48,33 +48,30 @@ class WorkerProcesses:
         self._opened: dict[str, list[RemotePool]] = {}
         """the same, by process"""
         try:
-            demands = {spec.name: _demand(fdg, spec) for spec in self.process_specs}
+            demands = {spec.name: _demand(fdg, spec) for spec in self.specs}
             self.launcher.start(demands, place(fdg, list(demands), self.routes()))
-            members = [(s.worker_specs[0].fragment, self.process(s)) for s in self.process_specs]
+            members = [(s.workers[0].fragment, self.process(s)) for s in self.specs]
             join_groups(fdg, members, launcher.owns_devices)
             self._open_environments()
         except BaseException:
             self.close()
             raise
 
-    def process(self, process_spec: ProcessSpec) -> RemoteProcess:
-        return self.launcher.processes[process_spec.name]
+    def process(self, spec: ProcessSpec) -> RemoteProcess:
+        return self.launcher.processes[spec.name]
 
-    def partners(self, process_spec: ProcessSpec) -> list[RemoteProcess]:
+    def partners(self, spec: ProcessSpec) -> list[RemoteProcess]:
         """The other processes of its group, if it is in one."""
-        name = process_spec.worker_specs[0].fragment
+        name = spec.workers[0].fragment
         if not self.fdg.fragments[name].group:
             return []
-        return [
-            self.process(spec)
-            for spec in self.process_specs
-            if spec is not process_spec and spec.worker_specs[0].fragment == name
-        ]
+        others = [s for s in self.specs if s is not spec and s.workers[0].fragment == name]
+        return [self.process(other) for other in others]
 
-    def replace(self, process_spec: ProcessSpec, incarnation: int) -> RemoteProcess:
+    def replace(self, spec: ProcessSpec, incarnation: int) -> RemoteProcess:
         """Starts a process in the place of a lost one; its environments on the host begin anew."""
-        process = self.launcher.replace(process_spec.name, incarnation)
-        for pool in self._opened.get(process_spec.name, ()):
+        process = self.launcher.replace(spec.name, incarnation)
+        for pool in self._opened.get(spec.name, ()):
             pool.open_again(process)
         return process
 
@@ -90,10 +87,10 @@ class WorkerProcesses:
         if self.fdg.server is not None:
             return []
         homes = {
-            (worker_spec.fragment, replica): process_spec.name
-            for process_spec in self.process_specs
-            for worker_spec in process_spec.worker_specs
-            for replica in worker_spec.replicas
+            (worker.fragment, replica): spec.name
+            for spec in self.specs
+            for worker in spec.workers
+            for replica in worker.replicas
         }
         routes: list[Route] = []
         for transfer in self.fdg.transfers:
@@ -110,25 +107,25 @@ class WorkerProcesses:
         self.launcher.close()
 
     def _open_environments(self) -> None:
-        for process_spec in self.process_specs:
-            for worker_spec in process_spec.worker_specs:
-                fragment = self.fdg.fragments[worker_spec.fragment]
+        for spec in self.specs:
+            for worker in spec.workers:
+                fragment = self.fdg.fragments[worker.fragment]
                 host = host_of(fragment)
                 if host is None:
                     continue
                 # Asynchronous workers have a graph each, of their own environments only.
-                size = fragment.num_envs * len(worker_spec.replicas)
-                ids = range(worker_spec.index * size, (worker_spec.index + 1) * size)
+                size = fragment.num_envs * len(worker.replicas)
+                ids = range(worker.index * size, (worker.index + 1) * size)
                 request = OpenEnvironments(
-                    fragment=worker_spec.fragment,
+                    fragment=worker.fragment,
                     environment=recipe_of(host.environment, f"environment {host.name}"),
                     ids=tuple(ids),
                     one_by_one=fragment.first is not None,
                     path=tuple(search_path()),
                 )
-                pool = RemotePool(self.process(process_spec), request)
-                self.pools.setdefault(worker_spec.fragment, []).append(pool)
-                self._opened.setdefault(process_spec.name, []).append(pool)
+                pool = RemotePool(self.process(spec), request)
+                self.pools.setdefault(worker.fragment, []).append(pool)
+                self._opened.setdefault(spec.name, []).append(pool)
 
 
 class RemotePool:
@@ -154,17 +151,15 @@ class RemotePool:
             process.call("ask", self._first)
 
 
-def _process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
+def _specs_of(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
     """A process for each driver; here every replica of a group has a driver of its own."""
-    process_specs = []
-    for worker_specs, script in assign_workers(fdg, plan, divide_groups=True):
-        name = "+".join(worker_spec.fragment for worker_spec in worker_specs)
-        if len(worker_specs) == 1 and worker_specs[0].count > 1:
-            name = f"{name}-{worker_specs[0].index}"
-        process_specs.append(
-            ProcessSpec(name=identifier(name), worker_specs=tuple(worker_specs), script=script)
-        )
-    return process_specs
+    specs = []
+    for workers, script in assign_workers(fdg, plan, divide_groups=True):
+        name = "+".join(worker.fragment for worker in workers)
+        if len(workers) == 1 and workers[0].count > 1:
+            name = f"{name}-{workers[0].index}"
+        specs.append(ProcessSpec(name=identifier(name), workers=tuple(workers), script=script))
+    return specs
 
 
 def _async_process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
@@ -174,7 +169,7 @@ def _async_process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
     return [
         ProcessSpec(
             name=f"worker_{w}",
-            worker_specs=tuple(
+            workers=tuple(
                 WorkerSpec(fragment=name, index=w, count=fdg.workers, replicas=(0,))
                 for name in team
             ),
@@ -184,12 +179,12 @@ def _async_process_specs(fdg: FDG, plan: Plan) -> list[ProcessSpec]:
     ]
 
 
-def _demand(fdg: FDG, process_spec: ProcessSpec) -> Demand:
+def _demand(fdg: FDG, spec: ProcessSpec) -> Demand:
     devices: dict[str, int] = {}
-    fragments = [fdg.fragments[worker_spec.fragment] for worker_spec in process_spec.worker_specs]
-    for fragment, worker_spec in zip(fragments, process_spec.worker_specs, strict=True):
+    fragments = [fdg.fragments[worker.fragment] for worker in spec.workers]
+    for fragment, worker in zip(fragments, spec.workers, strict=True):
         platform = fragment.device
-        devices[platform] = max(devices.get(platform, 0), len(worker_spec.replicas))
+        devices[platform] = max(devices.get(platform, 0), len(worker.replicas))
     return Demand(
         fragments=tuple(fragment.name for fragment in fragments),
         names=frozenset(name for f in fragments for name in (f.name, *f.places)),

@@ -22,11 +22,10 @@ MAX_REPLACEMENTS = 3
 BACK_OFF_SECONDS = 1.0
 
 
-def recovery_in(fdg: FDG, process_spec: ProcessSpec) -> Recovery | None:
+def recovery_in(fdg: FDG, spec: ProcessSpec) -> Recovery | None:
     """The way to replace a process, if it is the same for all of its workers; else None."""
     ways: set[Recovery | None] = {
-        recovery_of(fdg, fdg.fragments[worker_spec.fragment])
-        for worker_spec in process_spec.worker_specs
+        recovery_of(fdg, fdg.fragments[worker.fragment]) for worker in spec.workers
     }
     return ways.pop() if len(ways) == 1 else None
 
@@ -34,11 +33,11 @@ def recovery_in(fdg: FDG, process_spec: ProcessSpec) -> Recovery | None:
 class _Replaceable(RemoteDriver):
     """Drives the workers of a process that is replaced when it is lost, a few times."""
 
-    def __init__(self, worker_processes: WorkerProcesses, process_spec: ProcessSpec, job: Job):
-        super().__init__(worker_processes.process(process_spec), job)
+    def __init__(self, processes: WorkerProcesses, spec: ProcessSpec, job: Job):
+        super().__init__(processes.process(spec), job)
         self.replacements = 0
-        self._worker_processes = worker_processes
-        self._process_spec = process_spec
+        self._processes = processes
+        self._spec = spec
         self._job = job
 
     def _replace(self, lost: WorkerLost) -> None:
@@ -49,7 +48,7 @@ class _Replaceable(RemoteDriver):
                     f"{lost}; it was replaced {self.replacements} times before"
                 ) from lost
             time.sleep(BACK_OFF_SECONDS * self.replacements)
-            if self._worker_processes.process(self._process_spec).is_closing:
+            if self._processes.process(self._spec).is_closing:
                 raise Closed  # the run is over: a process started now would be left behind
             self.replacements += 1
             self._lost, self._told = self.sent, Sent()
@@ -62,13 +61,10 @@ class _Replaceable(RemoteDriver):
 
     def _start_again(self, incarnation: int) -> None:
         self._job = replace(self._job, incarnation=incarnation)
-        self.process = self._worker_processes.replace(self._process_spec, incarnation)
+        self.process = self._processes.replace(self._spec, incarnation)
 
     def _first_state(self) -> Mapping[str, Mapping[Value, Any]]:
-        return {
-            fragment_job.part.fragment.name: fragment_job.values
-            for fragment_job in self._job.fragment_jobs
-        }
+        return {part_job.part.fragment.name: part_job.values for part_job in self._job.part_jobs}
 
 
 class RestartingDriver(_Replaceable):
@@ -106,14 +102,14 @@ class ReplayingDriver(_Replaceable):
     A new process goes on from such a point; environments on the host begin new episodes instead.
     """
 
-    def __init__(self, worker_processes: WorkerProcesses, process_spec: ProcessSpec, job: Job):
-        super().__init__(worker_processes, process_spec, job)
-        self._is_exact = recovery_in(worker_processes.fdg, process_spec) == "replay"
+    def __init__(self, processes: WorkerProcesses, spec: ProcessSpec, job: Job):
+        super().__init__(processes, spec, job)
+        self._is_exact = recovery_in(processes.fdg, spec) == "replay"
         self._unsure: deque[ReplayPoint] = deque()
         """the last replay points: they may have arrived before messages that were sent earlier
 
         A message is answered in the next iteration, or later by the lag: then it has arrived."""
-        self._most_unsure = 1 + max(worker_processes.fdg.delays.values(), default=0)
+        self._most_unsure = 1 + max(processes.fdg.delays.values(), default=0)
         self._safe: ReplayPoint | None = None
         """the replay point that a replacement begins with; None: the beginning of the run"""
 
@@ -165,9 +161,9 @@ class ReplayingDriver(_Replaceable):
         point = self._safe
         self._job = self._next_order(point)
         self.process.call("job", self._job)
-        address = self._job.addresses[self._process_spec.name]
+        address = self._job.addresses[self._spec.name]
         counts = {} if point is None else point.counts
-        for other in self._worker_processes.process_specs:
+        for other in self._processes.specs:
             # One message earlier, which may have brought state: if not needed, it is dropped.
             routes = {
                 route.number: max(0, counts.get(route.number, 0) - 1)
@@ -175,22 +171,20 @@ class ReplayingDriver(_Replaceable):
                 if route.source == other.name
             }
             if routes:
-                self._worker_processes.process(other).notify(
-                    "move", (self._process_spec.name, address, routes)
-                )
+                self._processes.process(other).notify("move", (self._spec.name, address, routes))
 
     def _next_order(self, point: ReplayPoint | None) -> Job:
-        fragment_jobs = self._job.fragment_jobs
+        part_jobs = self._job.part_jobs
         if point is not None and self._is_exact:
-            fragment_jobs = tuple(_updated(fragment_job, point) for fragment_job in fragment_jobs)
+            part_jobs = tuple(_updated(part_job, point) for part_job in part_jobs)
         return replace(
             self._job,
-            addresses=self._worker_processes.addresses(),
-            fragment_jobs=fragment_jobs,
+            addresses=self._processes.addresses(),
+            part_jobs=part_jobs,
             resume=None if point is None else point.counts,
         )
 
 
-def _updated(fragment_job: FragmentJob, point: ReplayPoint) -> FragmentJob:
-    values: Mapping[str, Any] = point.state[fragment_job.part.fragment.name]
-    return replace(fragment_job, values={**fragment_job.values, **values})
+def _updated(part_job: FragmentJob, point: ReplayPoint) -> FragmentJob:
+    values: Mapping[str, Any] = point.state[part_job.part.fragment.name]
+    return replace(part_job, values={**part_job.values, **values})

@@ -39,17 +39,17 @@ class InProcesses(LocalRuntime):
         """The number of processes that were lost together with their episodes."""
         return sum(driver.restarts for driver in self._drivers)
 
-    def __init__(self, fdg: FDG, *args: Any, worker_processes: WorkerProcesses, **settings: Any):
-        self._worker_processes = worker_processes
+    def __init__(self, fdg: FDG, *args: Any, processes: WorkerProcesses, **settings: Any):
+        self._processes = processes
         super().__init__(fdg, *args, **{**settings, "pools": None})
 
     def _start(self, assembly: Assembly) -> list[Any]:
-        routes = self._worker_processes.routes()
-        processes = self._worker_processes.launcher.processes
+        routes = self._processes.routes()
+        processes = self._processes.launcher.processes
         self._channels = _Preloading(
-            self._worker_processes, {route.key: processes[route.source] for route in routes}
+            self._processes, {route.key: processes[route.source] for route in routes}
         )
-        return _start(self._worker_processes, assembly, self.fdg.kinds, self._stall_timeout_seconds)
+        return _start(self._processes, assembly, self.fdg.kinds, self._stall_timeout_seconds)
 
     @property
     def replacements(self) -> int:
@@ -59,7 +59,7 @@ class InProcesses(LocalRuntime):
     def close(self) -> None:
         self._channels.close()
         super().close()
-        self._worker_processes.close()
+        self._processes.close()
 
 
 def _replacements(drivers: Sequence[Any]) -> int:
@@ -73,8 +73,8 @@ class LaggedInProcesses(InProcesses, LaggedRuntime):
 class AsyncInProcesses(AsyncRuntime):
     """Asynchronous workers in processes; their server is here, with the coordinator."""
 
-    def __init__(self, fdg: FDG, *args: Any, worker_processes: WorkerProcesses, **settings: Any):
-        self._worker_processes = worker_processes
+    def __init__(self, fdg: FDG, *args: Any, processes: WorkerProcesses, **settings: Any):
+        self._processes = processes
         super().__init__(fdg, *args, **{**settings, "pools": None})
 
     @property
@@ -86,35 +86,30 @@ class AsyncInProcesses(AsyncRuntime):
         del plan
         # A worker's part of the state depends on its environments, as in a replicated fragment.
         kinds = {name: self.fdg.row_kinds for name in self.fdg.fragments}
-        return _start(self._worker_processes, self._assembly, kinds, self._stall_timeout_seconds)
+        return _start(self._processes, self._assembly, kinds, self._stall_timeout_seconds)
 
     def close(self) -> None:
-        self._worker_processes.launcher.stop()
+        self._processes.launcher.stop()
         super().close()
-        self._worker_processes.close()
+        self._processes.close()
 
 
 def _start(
-    worker_processes: WorkerProcesses,
+    processes: WorkerProcesses,
     assembly: Assembly,
     kinds: Mapping[str, Mapping[Value, Kind]],
     timeout_seconds: float,
 ) -> list[Any]:
     """Sends every process its job; the processes compile at the same time."""
-    jobs = [
-        _job(worker_processes, process_spec, assembly, kinds, timeout_seconds)
-        for process_spec in worker_processes.process_specs
-    ]
-    for process_spec, job in zip(worker_processes.process_specs, jobs, strict=True):
-        worker_processes.process(process_spec).begin("job", job)
-    replaceable = ReplayingDriver if worker_processes.fdg.server is None else RestartingDriver
+    jobs = [_job(processes, spec, assembly, kinds, timeout_seconds) for spec in processes.specs]
+    for spec, job in zip(processes.specs, jobs, strict=True):
+        processes.process(spec).begin("job", job)
+    replaceable = ReplayingDriver if processes.fdg.server is None else RestartingDriver
     drivers: list[RemoteDriver] = [
-        replaceable(worker_processes, process_spec, job)
-        if process_spec.name in job.expendable
-        else RemoteDriver(
-            worker_processes.process(process_spec), job, worker_processes.partners(process_spec)
-        )
-        for process_spec, job in zip(worker_processes.process_specs, jobs, strict=True)
+        replaceable(processes, spec, job)
+        if spec.name in job.expendable
+        else RemoteDriver(processes.process(spec), job, processes.partners(spec))
+        for spec, job in zip(processes.specs, jobs, strict=True)
     ]
     for driver in drivers:
         for fragment, settled in driver.process.finish().items():
@@ -125,49 +120,46 @@ def _start(
 
 
 def _job(
-    worker_processes: WorkerProcesses,
-    process_spec: ProcessSpec,
+    processes: WorkerProcesses,
+    spec: ProcessSpec,
     assembly: Assembly,
     kinds: Mapping[str, Mapping[Value, Kind]],
     timeout_seconds: float,
 ) -> Job:
-    fdg = worker_processes.fdg
-    parts = [assembly.plan.parts[worker_spec.fragment] for worker_spec in process_spec.worker_specs]
+    fdg = processes.fdg
+    parts = [assembly.plan.parts[worker.fragment] for worker in spec.workers]
     return Job(
-        me=process_spec.name,
+        me=spec.name,
         fdg=thin_graph(fdg, parts),
-        script=process_spec.script,
-        fragment_jobs=tuple(
-            _fragment_job(assembly, worker_spec, kinds[worker_spec.fragment])
-            for worker_spec in process_spec.worker_specs
+        script=spec.script,
+        part_jobs=tuple(
+            _fragment_job(assembly, worker, kinds[worker.fragment]) for worker in spec.workers
         ),
         routes=tuple(
-            route
-            for route in worker_processes.routes()
-            if process_spec.name in (route.source, route.target)
+            route for route in processes.routes() if spec.name in (route.source, route.target)
         ),
-        addresses=worker_processes.addresses(),
+        addresses=processes.addresses(),
         timeout_seconds=timeout_seconds,
-        expendable=frozenset(s.name for s in worker_processes.process_specs if recovery_in(fdg, s)),
+        expendable=frozenset(s.name for s in processes.specs if recovery_in(fdg, s)),
     )
 
 
 def _fragment_job(
-    assembly: Assembly, worker_spec: WorkerSpec, kinds: Mapping[Value, Kind]
+    assembly: Assembly, worker: WorkerSpec, kinds: Mapping[Value, Kind]
 ) -> FragmentJob:
-    part = assembly.plan.parts[worker_spec.fragment]
-    layouts = assembly.layouts(worker_spec.fragment)
-    layout = layouts[min(worker_spec.index, len(layouts) - 1)]
+    part = assembly.plan.parts[worker.fragment]
+    layouts = assembly.layouts(worker.fragment)
+    layout = layouts[min(worker.index, len(layouts) - 1)]
     # A process of a group gets only its own part.
     where = OneDevice(device=jax.devices("cpu")[0]) if part.fragment.group else layout
-    values = assembly.first_values(part, where, (worker_spec.index, worker_spec.count), kinds)
+    values = assembly.first_values(part, where, (worker.index, worker.count), kinds)
     constants = {c.output for c in part.fragment.constants}
     known_twice = {c.init for c in part.fragment.loop.carries}
     return FragmentJob(
         part=thin_part(part),
-        replicas=worker_spec.replicas,
-        devices=_device_numbers(part, worker_spec),
-        programs=tuple(assembly.programs(worker_spec.fragment, layout, export_program)),
+        replicas=worker.replicas,
+        devices=_device_numbers(part, worker),
+        programs=tuple(assembly.programs(worker.fragment, layout, export_program)),
         constants={v: np.asarray(a) for v, a in values.items() if v in constants},
         values={
             v: np.asarray(a)
@@ -177,12 +169,12 @@ def _fragment_job(
     )
 
 
-def _device_numbers(part: FragmentPlan, worker_spec: WorkerSpec) -> tuple[int, ...]:
+def _device_numbers(part: FragmentPlan, worker: WorkerSpec) -> tuple[int, ...]:
     fragment = part.fragment
     if fragment.device == "cpu":
-        return tuple(range(len(worker_spec.replicas)))  # a process has devices of its own
+        return tuple(range(len(worker.replicas)))  # a process has devices of its own
     everywhere, chosen = jax.devices(fragment.device), devices_for(fragment)
-    return tuple(everywhere.index(chosen[replica]) for replica in worker_spec.replicas)
+    return tuple(everywhere.index(chosen[replica]) for replica in worker.replicas)
 
 
 class _Preloading:
@@ -193,10 +185,10 @@ class _Preloading:
 
     def __init__(
         self,
-        worker_processes: WorkerProcesses,
+        processes: WorkerProcesses,
         sources: Mapping[tuple[str, int, int], RemoteProcess],
     ):
-        self._worker_processes = worker_processes
+        self._processes = processes
         self._sources = sources
 
     def open(self, message: str, sender: int, receiver: int) -> "_Preload":
@@ -204,7 +196,7 @@ class _Preloading:
 
     def close(self) -> None:
         """Wakes all processes that wait for messages."""
-        self._worker_processes.launcher.stop()
+        self._processes.launcher.stop()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fragflow._jax import plain_aval
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import (
     FDG,
     Carry,
@@ -81,7 +81,7 @@ class Job:
     me: str
     fdg: FDG
     script: DriverSource | None
-    fragment_jobs: tuple[FragmentJob, ...]
+    part_jobs: tuple[FragmentJob, ...]
     routes: tuple[Route, ...]
     addresses: Mapping[str, Address]
     timeout_seconds: float

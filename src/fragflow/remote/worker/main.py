@@ -179,7 +179,7 @@ class WorkerProcess:
             )
         else:
             channels = SlotChannels()
-        workers = [self._worker(job, fragment_job, channels) for fragment_job in job.fragment_jobs]
+        workers = [self._worker(job, part_job, channels) for part_job in job.part_jobs]
         self.driver = Driver(workers, job.script)
         if self.channels is not None and job.me in job.expendable:
             self.replay_points = ReplayPoints(job, self.driver, self.channels, self._answer)
@@ -194,26 +194,26 @@ class WorkerProcess:
             for worker in workers
         }
 
-    def _worker(self, job: Job, fragment_job: FragmentJob, channels: Any) -> Worker:
-        fragment = fragment_job.part.fragment
+    def _worker(self, job: Job, part_job: FragmentJob, channels: Any) -> Worker:
+        fragment = part_job.part.fragment
         available = jax.devices(fragment.device)
-        devices = available if self._is_member else [available[k] for k in fragment_job.devices]
+        devices = available if self._is_member else [available[k] for k in part_job.devices]
         layout: Layout = (
             DeviceGroup(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))
             if fragment.group
             else OneDevice(device=devices[0])
         )
         kinds = job.fdg.kinds[fragment.name]
-        values = {v: layout.place(array, UNIFORM) for v, array in fragment_job.constants.items()}
-        values |= {v: layout.place(a, kind_of(v, kinds)) for v, a in fragment_job.values.items()}
+        values = {v: layout.place(array, UNIFORM) for v, array in part_job.constants.items()}
+        values |= {v: layout.place(a, kind_of(v, kinds)) for v, a in part_job.values.items()}
         for carry in fragment.loop.carries:
             values[carry.init] = values[carry.inside]
         return Worker(
             job.fdg,
-            fragment_job.part,
-            fragment_job.replicas,
+            part_job.part,
+            part_job.replicas,
             layout,
-            [compile_exported(program, layout) for program in fragment_job.programs],
+            [compile_exported(program, layout) for program in part_job.programs],
             values,
             channels,
             self.pools.get(fragment.name),

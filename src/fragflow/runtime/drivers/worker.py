@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, varying
 from fragflow.runtime.drivers.channels import Channels

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fragflow._jax import source_line
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Receive, Value, walk
 
 

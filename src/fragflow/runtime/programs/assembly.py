@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from fragflow._jax import REPLICA_AXIS, plain_aval
 from fragflow.api.kernel import REFERENCE
 from fragflow.errors import ConfigError
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, REDUCTIONS, Fragment, Parcel, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
 from fragflow.runtime.planning.messages import fan, is_joined, piece_name, wholes
 from fragflow.runtime.planning.plan import FragmentPlan, Plan
-from fragflow.runtime.programs.blocks import blocked_operations
+from fragflow.runtime.programs.canonical_blocks import blocked_operations
 from fragflow.runtime.programs.compile import (
     Executable,
     SegmentFunction,

@@ -17,7 +17,7 @@ from fragflow._jax import (
     with_kernels,
     without_barriers,
 )
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Constant, Loop, Node, Op, Value
 from fragflow.runtime.planning.segments import RuntimeOp
 

@@ -18,7 +18,7 @@ from fragflow._jax import calls_back
 from fragflow.api.environment import Environment
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.errors import ReplicaError
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG
 from fragflow.graph.probe import (
     culprit,
@@ -33,7 +33,7 @@ from fragflow.graph.probe.fingerprint import fingerprint, of_programs
 from fragflow.graph.probe.probe import Verdict, is_divided, is_large, of_environments, probe
 from fragflow.graph.tracing.trace import Tracer
 from fragflow.runtime.observer import Observer
-from fragflow.runtime.promises.remembered import recall, remember
+from fragflow.runtime.promises.probe_cache import recall, remember
 from fragflow.runtime.promises.selftest import operation_that_differs
 
 PACKAGES = ("fragflow", "jax", "jaxlib", "numpy")

@@ -21,7 +21,7 @@ from fragflow._jax import (
     raw_key,
     source_line,
 )
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Fragment, Op, walk
 from fragflow.graph.replicas.eqn_pair import sized_dims
 

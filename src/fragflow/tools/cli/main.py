@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fragflow.blame import first_error, judging
 from fragflow.errors import ConfigError, FragflowError, RunError, did_you_mean
 from fragflow.tools.cli.commands import CHECK, EVAL, HELP, SHOW, TRAIN
-from fragflow.tools.experiment.report import line_of, printable, silence_callbacks
+from fragflow.tools.experiment.error_report import line_of, printable, silence_callbacks
 from fragflow.tools.inputs.options import (
     OptionGroup,
     first_line,

@@ -18,11 +18,11 @@ from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
 from fragflow.remote.launch.cluster import Cluster, read_cluster
 from fragflow.run import Experiment, Outcome, RuntimeName, run
 from fragflow.runtime.programs.devices import compute_in_calling_thread, prepare_devices
-from fragflow.tools.experiment.as_before import as_before
 from fragflow.tools.experiment.compile_cache import use_compilation_cache
+from fragflow.tools.experiment.error_report import reported
 from fragflow.tools.experiment.evaluate import evaluator_for
 from fragflow.tools.experiment.progress import Display, Quiet, display_for
-from fragflow.tools.experiment.report import reported
+from fragflow.tools.experiment.restore_process import as_before
 from fragflow.tools.experiment.run_directory import RunDirectory, sha256_of, versions
 from fragflow.tools.experiment.watch import Watcher, params_of
 from fragflow.tools.inputs import resolve

@@ -21,7 +21,7 @@ from fragflow.graph.replicas.kinds import (
     varying,
 )
 from fragflow.graph.replicas.rules.elementwise import Kinds, Rule, elementwise
-from fragflow.graph.replicas.rules.entries import side_by_side
+from fragflow.graph.replicas.rules.shapes_and_reductions import side_by_side
 
 FROM_ONE_KEY = (
     "is drawn from keys that are not threefry's, of which JAX uses the first for all environments "

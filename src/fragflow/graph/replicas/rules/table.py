@@ -12,8 +12,8 @@ from typing import Any
 from fragflow._jax import CALLS
 from fragflow.graph.replicas.kinds import Kind
 from fragflow.graph.replicas.rules import calls as calls
-from fragflow.graph.replicas.rules import entries as rules
 from fragflow.graph.replicas.rules import indexing as index
+from fragflow.graph.replicas.rules import shapes_and_reductions as rules
 from fragflow.graph.replicas.rules.elementwise import Rule, elementwise
 
 Opened = Callable[..., list[Kind]]

@@ -13,7 +13,7 @@ from jax import lax
 
 from fragflow._jax import Eqn, bind, contains_all_reduce, hosts_compiled_into
 from fragflow.graph.cut import BLOCK
-from fragflow.graph.extent import Extent
+from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Loop, Op, Value, is_host_call, walk
 from fragflow.graph.replicas.kinds import Kind, Tag
 

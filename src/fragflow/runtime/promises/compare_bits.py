@@ -23,8 +23,8 @@ from fragflow.policies.policy import Deployment, Place, Policy
 from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.programs.assembly import devices_for
 from fragflow.runtime.programs.devices import accelerator, processor_of
+from fragflow.runtime.promises.probe_cache import recall, remember
 from fragflow.runtime.promises.probing import key_of
-from fragflow.runtime.promises.remembered import recall, remember
 
 
 @dataclass(frozen=True, slots=True)

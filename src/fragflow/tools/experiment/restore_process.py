@@ -23,7 +23,7 @@ SETTINGS = (
     "jax_persistent_cache_enable_xla_caches",
     "jax_cpu_enable_async_dispatch",
 )
-"""those of JAX that `runtime/programs/devices.py` and `cache.py` change"""
+"""those of JAX that `runtime/programs/devices.py` and `compile_cache.py` change"""
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class _Runs:
 
 
 def _here_if_new() -> str | None:
-    """The directory that `names.py` looks for modules in, unless others do already."""
+    """The directory that `resolve.py` looks for modules in, unless others do already."""
     with suppress(OSError):  # it may have been removed
         return None if (here := os.getcwd()) in sys.path else here
     return None
