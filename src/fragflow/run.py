@@ -184,7 +184,8 @@ def run(
         equality=ready.equality,
         probe=ready.probe,
         implementations=in_words(engine.picks),
-        compile_seconds=time.perf_counter() - began,
+        compile_seconds=time.perf_counter() - began - ready.trial_seconds,
+        trial_seconds=ready.trial_seconds,
         state=ready.state,
     )
     try:
@@ -215,6 +216,7 @@ class _Ready:
     fdg: FDG | None
     equality: str
     probe: str
+    trial_seconds: float
     iterations: int
     steps: int
     state: Callable[[], Any]
@@ -312,6 +314,7 @@ def _prepare_local(
             runtime = LaggedRuntime if fdg.delays else LocalRuntime
     try:
         first = _first_state(experiment, source, sources, pools)
+        began = time.perf_counter()
         promise = probe(first, observer)
         how_equal = equality(
             fdg,
@@ -329,6 +332,7 @@ def _prepare_local(
                 implementations=implementations,
             ),
         )
+        trial_seconds = time.perf_counter() - began
         engine = runtime(
             fdg,
             dict(zip(names, first, strict=True)),
@@ -356,6 +360,7 @@ def _prepare_local(
         fdg=fdg,
         equality=how_equal,
         probe=promise.text,
+        trial_seconds=trial_seconds,
         iterations=iterations,
         steps=steps,
         state=state,
@@ -440,6 +445,7 @@ def _prepare_eager(experiment: Experiment) -> _Ready:
         fdg=None,
         equality="rounding: eager runs every operation by itself",
         probe=NOT_DIVIDED.text,
+        trial_seconds=0.0,
         iterations=iterations,
         steps=steps,
         state=engine.final_state,

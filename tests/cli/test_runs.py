@@ -17,8 +17,23 @@ from fragflow.tools.experiment.run_directory import json_text, sha256_of
 
 SUMMARY_FIELDS = {
     *("algorithm", "env", "policy", "runtime", "workers", "learners", "seed", "env_steps"),
-    *("iterations", "compile_seconds", "train_seconds", "steps_per_second", "mean_return"),
-    *("eval_return", "episodes", "params_sha256", "programs", "messages", "bytes_moved"),
+    *(
+        "iterations",
+        "compile_seconds",
+        "trial_seconds",
+        "train_seconds",
+        "steps_per_second",
+        "mean_return",
+    ),
+    *(
+        "mean_return",
+        "eval_return",
+        "episodes",
+        "params_sha256",
+        "programs",
+        "messages",
+        "bytes_moved",
+    ),
     *("replacements", "equality", "load", "interrupted", "versions", "sync", "implementations"),
     *("probe", "devices"),
 }

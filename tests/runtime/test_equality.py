@@ -1,5 +1,6 @@
 """What a run says of its equality with one undivided program, where it would be false."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.programs.devices import processor_of
 from fragflow.runtime.promises import compare_bits, equality
+from fragflow.runtime.promises.probing import NOT_DIVIDED
 from graph.toy import Drift
 from graph.wrong import Small
 from runtime.test_host import HostDrift
@@ -84,6 +86,22 @@ def test_a_program_that_is_cut_but_not_divided_is_compared_too() -> None:
     is_same &= [r.metrics for r in whole.rows] == [r.metrics for r in cut.rows]
     assert (cut.start.equality == "bitwise") == is_same
     assert is_same or cut.start.equality.startswith("rounding: the ")
+
+
+@pytest.mark.quick
+def test_compiling_and_trying_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that takes long does not make compiling take longer."""
+
+    def slow(*_: Any, **__: Any) -> Any:
+        time.sleep(2.0)
+        return NOT_DIVIDED
+
+    monkeypatch.setattr("fragflow.run.tried", slow)
+    start = trained(policy="gpu-only").start
+    assert start.trial_seconds >= 2.0
+    began = time.perf_counter()
+    whole = trained(policy="gpu-only").start
+    assert whole.compile_seconds <= time.perf_counter() - began - 2.0
 
 
 @pytest.mark.quick

@@ -59,6 +59,9 @@ class Start:
     implementations: Mapping[str, str]
     """by kernel, the implementation in use"""
     compile_seconds: float
+    """to trace, cut and compile, and to start workers"""
+    trial_seconds: float
+    """to probe the cut, and to compare bits"""
     state: Callable[[], Any]
     """the state as it is now; to be asked between chunks"""
 

@@ -49,6 +49,9 @@ class Result:
     env_steps: int
     iterations: int
     compile_seconds: float
+    """to trace, cut and compile, and to start workers"""
+    trial_seconds: float
+    """to probe the cut and to compare bits, before training"""
     train_seconds: float
     """evaluations are not counted"""
     steps_per_second: float
@@ -254,6 +257,7 @@ def _result(
         env_steps=outcome.env_steps,
         iterations=len(outcome.rows),
         compile_seconds=outcome.compile_seconds,
+        trial_seconds=outcome.start.trial_seconds,
         train_seconds=train_seconds,
         steps_per_second=outcome.env_steps / train_seconds if train_seconds > 0 else 0.0,
         mean_return=outcome.mean_return,

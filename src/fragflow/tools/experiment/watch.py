@@ -70,7 +70,8 @@ class Watcher:
         if rounding:
             self._display.note(rounding)
         self._display.note(
-            f"compiled {start.programs} programs in {start.compile_seconds:.1f} s; training "
+            f"{start.programs} programs traced, cut and compiled in {start.compile_seconds:.1f} s, "
+            f"tried in {start.trial_seconds:.1f} s; training "
             f"{start.iterations:,} iterations of {start.steps_per_iteration:,} steps"
         )
 
