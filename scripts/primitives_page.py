@@ -40,9 +40,11 @@ SIZES = (4, 2)
 INTRODUCTION = """\
 # Primitives
 
-Every primitive of JAX {version}, how the [replica check](soundness.md) treats it where replicas
-depend on it, and which test shows that. This page is made by
-`python scripts/primitives_page.py --write`, which asks the check; a test keeps it true.
+Every primitive that JAX {version} lists (`jax.extend.core.primitives`), how the [replica
+check](soundness.md) treats it where replicas depend on it, and which test shows that. Primitives of
+extensions, such as Pallas and sparse arrays, have no rule: what has none and is not believed by
+JAX's batching rule is refused. This page is made by `python scripts/primitives_page.py --write`,
+which asks the check; a test keeps it true.
 
 Where all operands are the same on all replicas, and none is a number of environments, results are
 so too, whatever the primitive: unless it reads from outside of the program.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from jax.extend import core
 
-COLLECTIVES = "works along a named axis, of which a user's program has none"
+COLLECTIVES = "works along a named axis, or along one that vmap has named: it has no rule"
 REFERENCES = "reads or writes a reference, which training loops do not have"
 DEVICES = "is about where values lie or when they are there, not what they are"
 CUDNN = "is a kernel of CUDA, which jax.nn picks on such devices only"
@@ -97,9 +97,10 @@ NOT_DRAWN: Mapping[str, str] = {
         "is linear algebra without a rule: JAX's batching rule judges it, as it does qr",
     ),
     **_each(
-        "select_and_scatter select_and_gather_add ragged_dot_general",
+        "select_and_scatter select_and_gather_add",
         "is made by derivatives of derivatives; it has no rule and is refused",
     ),
+    **_each("ragged_dot_general", "is made by ragged products; it has no rule and is refused"),
     **_each("eq_to le_to lt_to", "orders values inside sort only"),
     **_each("polynomial", "is made inside lowerings only"),
 }
