@@ -1,7 +1,8 @@
 """Checks that a graph is legal, at each stage; run after every pass."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
 from fragflow.errors import GraphError, PolicyError, ReplicaError
@@ -149,8 +150,28 @@ def check_replicas(
 
     `axes` are those of the fragments; all of them divide environments, or all divide agents.
     """
+    with _in_words_for(axes):
+        for name, loop in loops.items():
+            for node in walk((loop,)):
+                if isinstance(node, Transfer) and node.target == name:
+                    _check_crossing(program, node, loops[name], replicas, kinds, axes)
+        replicated = [name for name in loops if replicas[name] > 1]
+        # What goes wrong in the parameters soon goes wrong everywhere: name them first.
+        results = [
+            (value, role, kinds[name][inner], name)
+            for name in replicated
+            for value, role, inner in _results(loops[name])
+        ]
+        results.sort(key=lambda r: r[0] not in program.params)
+        for value, role, kind, name in results:
+            _refuse(program, value, role, kind, name)
+
+
+@contextlib.contextmanager
+def _in_words_for(axes: Mapping[str, Axis]) -> Iterator[None]:
+    """What is refused is said of environments; along the agents' axis, of agents."""
     try:
-        _check_replicas(program, loops, replicas, kinds, axes)
+        yield
     except _Refused as error:
         if all(axis.over == "environments" for axis in axes.values()):
             raise
@@ -192,29 +213,6 @@ def _of_agents(message: str) -> str:
     ):
         message = re.sub(pattern, word, message)
     return message
-
-
-def _check_replicas(
-    program: Program,
-    loops: Mapping[str, Loop],
-    replicas: Mapping[str, int],
-    kinds: Mapping[str, Mapping[Value, Kind]],
-    axes: Mapping[str, Axis],
-) -> None:
-    for name, loop in loops.items():
-        for node in walk((loop,)):
-            if isinstance(node, Transfer) and node.target == name:
-                _check_crossing(program, node, loops[name], replicas, kinds, axes)
-    replicated = [name for name in loops if replicas[name] > 1]
-    # What goes wrong in the parameters soon goes wrong everywhere: name them first.
-    results = [
-        (value, role, kinds[name][inner], name)
-        for name in replicated
-        for value, role, inner in _results(loops[name])
-    ]
-    results.sort(key=lambda r: r[0] not in program.params)
-    for value, role, kind, name in results:
-        _refuse(program, value, role, kind, name)
 
 
 def _check_crossing(

@@ -60,13 +60,10 @@ class Wrapper:
 
 
 @dataclass(frozen=True)
-class _Around:
-    """A wrapper, and what does not change within it."""
+class _Within:
+    """What does not change around an environment."""
 
     environment: Any
-    wrapper: Wrapper
-    observation: Space
-    action: Space
 
     @property
     def name(self) -> str:
@@ -79,6 +76,15 @@ class _Around:
     @property
     def teams(self) -> tuple[int, ...]:
         return teams_of(self.environment)
+
+
+@dataclass(frozen=True)
+class _Around(_Within):
+    """An environment in a wrapper."""
+
+    wrapper: Wrapper
+    observation: Space
+    action: Space
 
 
 @dataclass(frozen=True)
@@ -103,15 +109,11 @@ class Wrapped(_Around):
 
 
 @dataclass(frozen=True)
-class TimeLimited:
+class TimeLimited(_Within):
     """A JAX environment whose episodes are cut after `steps` steps."""
 
     environment: Environment
     steps: int
-
-    @property
-    def name(self) -> str:
-        return self.environment.name
 
     @property
     def observation(self) -> Space:
@@ -120,14 +122,6 @@ class TimeLimited:
     @property
     def action(self) -> Space:
         return self.environment.action
-
-    @property
-    def num_agents(self) -> int | None:
-        return num_agents_of(self.environment)
-
-    @property
-    def teams(self) -> tuple[int, ...]:
-        return teams_of(self.environment)
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         state, obs = self.environment.reset(key)
