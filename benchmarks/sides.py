@@ -23,7 +23,14 @@ from typing import Any
 
 import measure
 
-START = "import sys; from fragflow.tools.cli.main import main; sys.exit(main())"
+START = """\
+import sys
+try:
+    from fragflow.tools.cli.main import main
+except ImportError:  # before cli was a folder
+    from fragflow.tools.cli import main
+sys.exit(main())
+"""
 TRAIN = "train ppo --env CartPole-v1 --total-steps"
 COMMANDS = {
     "demo": ("the README's first command, from start to end", f"{TRAIN} 524288"),
