@@ -31,7 +31,7 @@ import measure
 from measure import print_table
 
 from fragflow.algorithms.ppo import PPO
-from fragflow.api.vector import AnyEnvironment
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.environments import make_environment
 from fragflow.policies import named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, Row, Silent, Start, run

@@ -24,7 +24,7 @@ from fragflow.graph.tracing.trace import (
 )
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
-from fragflow.runtime import training
+from fragflow.runtime import run_chunks
 from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.programs.compile import ROOM
 from fragflow.runtime.programs.devices import accelerator
@@ -102,8 +102,8 @@ class Driver:
             self.advance(1)
         began = time.perf_counter()
         self.advance(1)
-        wanted = int(training.CHUNK_SECONDS / (time.perf_counter() - began))
-        self.chunk = max(1, min(wanted, training.MAX_CHUNK))
+        wanted = int(run_chunks.CHUNK_SECONDS / (time.perf_counter() - began))
+        self.chunk = max(1, min(wanted, run_chunks.MAX_CHUNK))
 
     def advance(self, iterations: int) -> None:
         end = self._done + iterations

@@ -10,8 +10,8 @@ from jax import lax
 
 from fragflow import ops, run
 from fragflow.algorithms.ppo import PPO, Batch, Learner, Rollout
+from fragflow.api.environment_batch import Environments
 from fragflow.api.spaces import Discrete, Space
-from fragflow.api.vector import Environments
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
 from fragflow.graph.tracing.trace import tracer

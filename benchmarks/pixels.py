@@ -136,7 +136,7 @@ def _evaluated(network: str, side: str, folder: Path, seeds: list[int]) -> list[
     import numpy as np
 
     from fragflow.environments import make_environment
-    from fragflow.tools.experiment.evaluate import Evaluator
+    from fragflow.tools.experiment.evaluate_agent import Evaluator
 
     ppo, game = _ppo(network), make_environment(GAME)
     sampled = Evaluator(ppo, game, episodes=EPISODES, explore=True)

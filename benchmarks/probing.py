@@ -103,7 +103,7 @@ def _work(name: str, deployment: Any) -> Callable[[], object]:
     from fragflow.policies.named import named_policy
     from fragflow.runtime.observer import Silent
     from fragflow.runtime.promises.compare_bits import other_bits
-    from fragflow.runtime.promises.probing import tried
+    from fragflow.runtime.promises.run_probe import tried
 
     task = Task(ENVS)
     if name == "plain jit":

@@ -79,7 +79,7 @@ def compile_quickly(request: pytest.FixtureRequest, least_time: None) -> Iterato
 def believed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are not probed before they begin, except in tests of that: it takes its time."""
     if request.node.get_closest_marker("probed") is None:
-        from fragflow.runtime.promises.probing import NOT_DIVIDED
+        from fragflow.runtime.promises.run_probe import NOT_DIVIDED
 
         monkeypatch.setattr("fragflow.run.tried", lambda *_, **__: NOT_DIVIDED)
         monkeypatch.setattr("fragflow.run.other_bits", lambda *_, **__: None)

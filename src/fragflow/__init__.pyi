@@ -21,7 +21,7 @@ from fragflow.api import all_sum as all_sum
 from fragflow.api import check_settings as check_settings
 from fragflow.api import component as component
 from fragflow.api import kernel as kernel
-from fragflow.environments.wrapping.wrapped import Wrapper as Wrapper
+from fragflow.environments.wrapping.wrapper import Wrapper as Wrapper
 from fragflow.environments.wrapping.wrappers import wrap as wrap
 from fragflow.policies import Asynchronous as Asynchronous
 from fragflow.policies import Deployment as Deployment

@@ -35,7 +35,7 @@ for _file in (
     "api/host.py",
     "api/reduce.py",
     "api/rows.py",
-    "api/vector.py",
+    "api/environment_batch.py",
     "ops/",
 ):
     source_info_util.register_exclusion(f"{Path(__file__).parent}/{_file}")

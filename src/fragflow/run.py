@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from fragflow.api.algorithm import Algorithm
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.api.host import Host, HostEnvironment
-from fragflow.api.vector import AnyEnvironment
-from fragflow.blame import judging
+from fragflow.error_owner import judging
 from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
 from fragflow.graph.fragment_extent import Extent
@@ -32,7 +32,13 @@ from fragflow.remote.launch.cluster import Cluster as Cluster
 from fragflow.runtime.asynchrony.runtime import AsyncRuntime
 from fragflow.runtime.eager import EagerRuntime
 from fragflow.runtime.first_state import evaluate_with_host
-from fragflow.runtime.hosts.pool import HostPool, answer_by, as_placed, close_pools, open_pools
+from fragflow.runtime.host_environments.pool import (
+    HostPool,
+    answer_by,
+    as_placed,
+    close_pools,
+    open_pools,
+)
 from fragflow.runtime.lagged import LaggedRuntime
 from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.observer import Observer as Observer
@@ -44,8 +50,8 @@ from fragflow.runtime.programs.devices import deployment_here, prepare_devices
 from fragflow.runtime.programs.implementations import in_words, inexact
 from fragflow.runtime.promises.compare_bits import other_bits
 from fragflow.runtime.promises.equality import after_restarts, elsewhere, equality, with_figures
-from fragflow.runtime.promises.probing import NOT_DIVIDED, Tried, tried
-from fragflow.runtime.training import Runtime, train
+from fragflow.runtime.promises.run_probe import NOT_DIVIDED, Tried, tried
+from fragflow.runtime.run_chunks import Runtime, train
 
 if TYPE_CHECKING:  # needs libraries that a run in threads does not
     from fragflow.remote.launch.launcher import Launcher

@@ -10,7 +10,7 @@ import pytest
 import fragflow as ff
 from fragflow.errors import ConfigError
 from fragflow.tools.cli.main import main
-from fragflow.tools.experiment.evaluate import Evaluator
+from fragflow.tools.experiment.evaluate_agent import Evaluator
 from fragflow.tools.inputs.resolve import find_algorithm, find_environment, make_algorithm
 
 MODULE = '''

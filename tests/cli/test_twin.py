@@ -13,8 +13,8 @@ from cli import ports
 from cli.test_bad_input import error_line
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError
+from fragflow.tools.checks.compare_twin import TwinChecker
 from fragflow.tools.checks.contract import Finding
-from fragflow.tools.checks.twin import TwinChecker
 from fragflow.tools.cli.main import main
 
 ORIGINAL = "gymnasium:CartPole-v1"

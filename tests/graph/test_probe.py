@@ -20,9 +20,9 @@ from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG, Loop, Receive, Send
 from fragflow.graph.probe.double_precision import DoubleContext, evaluate, in_double, wide
-from fragflow.graph.probe.fingerprint import fingerprint
+from fragflow.graph.probe.graph_hash import fingerprint
 from fragflow.graph.probe.probe import Verdict, arranged, is_divided, probe
-from fragflow.graph.probe.relation import distance, relation
+from fragflow.graph.probe.relation_to_whole import distance, relation
 from fragflow.graph.probe.stand_in_environment import host_answer
 from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import Deployment, named_policy

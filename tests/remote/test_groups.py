@@ -11,7 +11,7 @@ import pytest
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import RunError
 from fragflow.remote.protocol import process_client
-from fragflow.remote.protocol.groups import free_endpoint
+from fragflow.remote.protocol.join_group import free_endpoint
 from fragflow.remote.transport.endpoint import Network
 from fragflow.run import Silent
 from graph.toy import Toy

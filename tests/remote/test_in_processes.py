@@ -20,8 +20,8 @@ from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, EnvironmentFault, RunError
 from fragflow.policies import named_policy
-from fragflow.remote.coordinator import recovery
-from fragflow.remote.protocol import process_client, recipes, versions
+from fragflow.remote.coordinator import replacement
+from fragflow.remote.protocol import environment_recipes, process_client, versions
 from fragflow.run import Experiment, Silent, run
 from graph.toy import Toy
 from remote.plain_drift import PlainDrift
@@ -239,7 +239,7 @@ def test_a_lost_asynchronous_worker_is_replaced() -> None:
 
 
 def test_who_dies_again_is_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "MAX_REPLACEMENTS", 1)
+    monkeypatch.setattr(replacement, "MAX_REPLACEMENTS", 1)
     observer = Signalling("_0.", signal.SIGKILL, at=(5, 50))
     with pytest.raises(RunError, match="killed by signal 9; it was replaced 1 times before"):
         train(Toy(), iterations=100_000, observer=observer)
@@ -285,10 +285,10 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_environment_with_other_code_is_refused() -> None:
-    recipe = recipes.recipe_of(PlainDrift(exits_at=3), "environment")
-    assert recipes.make(recipe) == PlainDrift(exits_at=3)
+    recipe = environment_recipes.recipe_of(PlainDrift(exits_at=3), "environment")
+    assert environment_recipes.make(recipe) == PlainDrift(exits_at=3)
     with pytest.raises(RunError, match=r"module remote.plain_drift, .* has other code here"):
-        recipes.make(replace(recipe, code="0" * 64))
+        environment_recipes.make(replace(recipe, code="0" * 64))
 
 
 def test_an_environment_that_cannot_travel_is_refused() -> None:

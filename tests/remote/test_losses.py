@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fragflow.algorithms.a3c import A3C
-from fragflow.remote.coordinator.drivers import RemoteDriver
+from fragflow.remote.coordinator.remote_driver import RemoteDriver
 from fragflow.remote.protocol import process_client
 from fragflow.runtime.drivers.traffic import Sent
 from graph.toy import Toy

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 from fragflow.errors import RunError
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.remote.protocol.codec import Codec
-from fragflow.remote.protocol.control import ControlChannel
+from fragflow.remote.protocol.control_channel import ControlChannel
 from fragflow.remote.transport import mailbox, unix_socket
 from fragflow.remote.transport.endpoint import Network, TcpSender, bind_tcp, open_endpoint
 from fragflow.remote.transport.frames import DTYPES, array_from, pack, raw, types_of, unpack

@@ -19,7 +19,7 @@ from fragflow.algorithms.a3c import A3C
 from fragflow.algorithms.impala import IMPALA
 from fragflow.algorithms.ppo import PPO
 from fragflow.errors import ConfigError
-from fragflow.remote.coordinator import recovery
+from fragflow.remote.coordinator import replacement
 from fragflow.remote.launch.cluster import Cluster, Need
 from fragflow.remote.protocol import process_client
 from fragflow.run import Silent
@@ -167,13 +167,13 @@ def test_a_worker_that_is_killed_twice_is_replaced(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noticed: list[float] = []
-    replaced = recovery.ReplayingDriver._replace
+    replaced = replacement.ReplayingDriver._replace
 
     def note(self: Any, lost: Any) -> None:
         noticed.append(time.monotonic())
         replaced(self, lost)
 
-    monkeypatch.setattr(recovery.ReplayingDriver, "_replace", note)
+    monkeypatch.setattr(replacement.ReplayingDriver, "_replace", note)
     undisturbed = in_threads(Toy(), iterations=600)
     observer = Killing("environment_actor_1", at=(10, 200))
     disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=observer)

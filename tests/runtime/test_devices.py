@@ -9,7 +9,7 @@ import pytest
 
 from fragflow.errors import ConfigError
 from fragflow.policies import Deployment, named_policy
-from fragflow.runtime.programs import assembly, devices
+from fragflow.runtime.programs import devices, prepare_workers
 from fragflow.tools.cli.main import main
 from fragflow.tools.experiment.progress import fragments_text
 from graph.toy import OneUpdate, Toy
@@ -43,7 +43,7 @@ def test_learners_that_share_a_place_learn_the_same() -> None:
 
 def test_what_is_said_is_where_workers_are(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = jax.devices()[1]
-    monkeypatch.setattr(assembly, "devices_for", lambda f: [elsewhere] * f.replicas)
+    monkeypatch.setattr(prepare_workers, "devices_for", lambda f: [elsewhere] * f.replicas)
     outcome = train(Toy(), runtime="local")
     assert outcome.start.devices == {"environment+actor": ["cpu:1"] * 2, "learner": ["cpu:1"]}
 

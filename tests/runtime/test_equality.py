@@ -16,7 +16,7 @@ from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.programs.devices import processor_of
 from fragflow.runtime.promises import compare_bits, equality
-from fragflow.runtime.promises.probing import NOT_DIVIDED
+from fragflow.runtime.promises.run_probe import NOT_DIVIDED
 from graph.toy import Drift
 from graph.wrong import Small
 from runtime.test_host import HostDrift

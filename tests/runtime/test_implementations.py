@@ -32,7 +32,7 @@ from fragflow.runtime.programs.implementations import (
     kernel_programs,
     pick,
 )
-from fragflow.runtime.programs.kernel_scopes import read_off
+from fragflow.runtime.programs.kernels_in_program import read_off
 from graph.toy import Drift
 from graph.wrong import Small
 
@@ -285,7 +285,9 @@ def test_a_run_that_names_it_calls_it(algorithm: Any, texts: list[str]) -> None:
 @needs_cpp
 def test_one_that_is_not_in_the_program_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the reason: here nothing is replaced."""
-    monkeypatch.setattr("fragflow.runtime.programs.evaluate.with_kernels", lambda eqn, other: eqn)
+    monkeypatch.setattr(
+        "fragflow.runtime.programs.trace_nodes.with_kernels", lambda eqn, other: eqn
+    )
     outcome = trained.__wrapped__("CartPole-v1", "gpu-only")
     assert outcome.start.implementations == {
         "discounted_sums": "xla (cpp is not in the compiled program)"

@@ -9,7 +9,7 @@ import pytest
 
 import fragflow as ff
 from fragflow.algorithms.ppo import PPO
-from fragflow.api.raw_keys import with_keys, without_keys
+from fragflow.api.sendable_state import with_keys, without_keys
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 

@@ -15,7 +15,7 @@ from fragflow.graph.ir import EpisodeStat
 from fragflow.graph.tracing.trace import leaf_labels, tracer
 from fragflow.policies import Deployment, Place, Policy, named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, run
-from fragflow.runtime.planning.messages import incoming, wholes
+from fragflow.runtime.planning.message_pieces import incoming, wholes
 from graph.toy import Drift, Toy
 
 ITERATIONS = 3

@@ -16,14 +16,14 @@ import fragflow as ff
 from fragflow.environments import make_environment
 from fragflow.errors import ReplicaError
 from fragflow.graph.cut import cut
-from fragflow.graph.probe import neighbours
-from fragflow.graph.probe.fingerprint import of_programs
+from fragflow.graph.probe import row_independence
+from fragflow.graph.probe.graph_hash import of_programs
 from fragflow.graph.probe.probe import Verdict
 from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import Deployment, named_policy
 from fragflow.run import Experiment, run
 from fragflow.runtime.observer import Silent
-from fragflow.runtime.promises import probing
+from fragflow.runtime.promises import run_probe
 from graph.toy import Drift
 from graph.wrong import Small
 
@@ -139,7 +139,7 @@ class Looking(Drift):
 
 
 def try_apart(environment: Any) -> None:
-    neighbours.try_apart(environment, neighbours.batches(environment))
+    row_independence.try_apart(environment, row_independence.batches(environment))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def probed(environment: Any, policy: str = "gpu-only") -> str:
     """What a run says of its probe, without the run."""
     source = tracer(Small(), environment, 8)
     fdg = cut(source, named_policy(policy), Deployment(workers=2))
-    said = probing.tried(
+    said = run_probe.tried(
         lambda: (fdg, source), [], Silent(), is_deterministic=False, is_wanted=True
     )
     return said.text
@@ -192,7 +192,7 @@ def probed(environment: Any, policy: str = "gpu-only") -> str:
 @pytest.fixture
 def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = Verdict(states=9, leaves=3, worst=0.0)
-    monkeypatch.setattr(probing, "probe", lambda *_, **__: verdict)
+    monkeypatch.setattr(run_probe, "probe", lambda *_, **__: verdict)
 
 
 def _fails(*_: object) -> None:
@@ -204,7 +204,7 @@ def test_a_large_one_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fragflow.graph.probe.probe.LARGE", 40)
     said = "; environments by a stand-in, and tried apart"
     assert probed(Looking(by_itself)).endswith(f" s{said}")
-    monkeypatch.setattr(neighbours, "try_apart", _fails)
+    monkeypatch.setattr(row_independence, "try_apart", _fails)
     assert probed(Looking(by_itself)).endswith(f", remembered{said}")
     assert probed(Looking(by_itself), "single-learner-fine").endswith(f" s{said}")
     # Another environment is not known, and what was not tried is not remembered.
@@ -216,14 +216,14 @@ def test_a_large_one_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_else")
 def test_small_ones_are_tried_apart_if_they_call_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probed(Looking(called(np.sin))).endswith(" s; environments tried apart")
-    monkeypatch.setattr(neighbours, "try_apart", _fails)
+    monkeypatch.setattr(row_independence, "try_apart", _fails)
     assert probed(Looking(by_itself)).endswith(" s")
     assert "no such thing" in probed(Looking(called(np.sin)))  # Python may have changed
 
 
 def test_what_is_remembered_is_the_program_of_an_environment() -> None:
     def key(environment: Any) -> str | None:
-        batches = neighbours.batches(environment)
+        batches = row_independence.batches(environment)
         return of_programs(p for b in batches for p in (b.reset, b.step))
 
     def from_table(table: np.ndarray) -> Callable[..., Any]:

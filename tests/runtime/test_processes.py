@@ -14,7 +14,7 @@ import runtime.faulty
 from fragflow.environments import make_environment
 from fragflow.environments.libraries import gymnasium
 from fragflow.environments.on_host.processes import ProcessBatch
-from fragflow.environments.on_host.stepping import Failed
+from fragflow.environments.on_host.sequential import Failed
 from fragflow.errors import EnvironmentFault
 
 NAME = "runtime.faulty:Faulty-v0"

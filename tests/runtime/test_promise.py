@@ -16,7 +16,7 @@ from fragflow.graph.probe.probe import probe
 from fragflow.policies import Deployment, named_policy
 from fragflow.policies.synchronisation import Asynchronous
 from fragflow.run import Experiment, Outcome, _in_lockstep, _source, run
-from fragflow.runtime.promises import compare_bits, probe_cache, probing
+from fragflow.runtime.promises import compare_bits, probe_cache, run_probe
 from fragflow.tools.cli.main import main
 from graph.toy import Drift, OneUpdate
 from graph.wrong import WRONG, Small
@@ -101,7 +101,7 @@ def test_what_cannot_be_tried_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object, **__: object) -> None:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr(probing, "probe", fails)
+    monkeypatch.setattr(run_probe, "probe", fails)
     start = trained().start
     assert start.probe == "could not be tried (ValueError: no such thing)"
     assert "could not be tried" in start.equality
@@ -124,23 +124,23 @@ def test_what_others_can_write_is_not_believed(memory: Path) -> None:
 
 def test_facts_that_are_none_are_tried_again() -> None:
     good = {"states": 4, "leaves": 3, "worst": 1e-16}
-    assert probing._verdict(good) is not None
+    assert run_probe._verdict(good) is not None
     for name, value in (("states", "4"), ("worst", 1.0), ("worst", None), ("leaves", None)):
-        assert probing._verdict(good | {name: value}) is None
+        assert run_probe._verdict(good | {name: value}) is None
 
 
 def test_other_versions_and_other_ways_to_try_are_other_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fdg, _ = _in_lockstep_of("gpu-only")
-    key = probing.key_of(fdg, "probe")
-    assert key == probing.key_of(fdg, "probe")
-    assert key != probing.key_of(fdg, "bits")
-    monkeypatch.setattr(probing, "_versions", lambda: ["jax 99"])
-    assert key != probing.key_of(fdg, "probe")
+    key = run_probe.key_of(fdg, "probe")
+    assert key == run_probe.key_of(fdg, "probe")
+    assert key != run_probe.key_of(fdg, "bits")
+    monkeypatch.setattr(run_probe, "_versions", lambda: ["jax 99"])
+    assert key != run_probe.key_of(fdg, "probe")
     monkeypatch.undo()
-    monkeypatch.setattr(probing, "_how", lambda: "otherwise")
-    assert key != probing.key_of(fdg, "probe")
+    monkeypatch.setattr(run_probe, "_how", lambda: "otherwise")
+    assert key != run_probe.key_of(fdg, "probe")
 
 
 def _in_lockstep_of(name: str, sync: str = "lockstep"):

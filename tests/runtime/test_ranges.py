@@ -11,8 +11,8 @@ from fragflow.environments import make_environment
 from fragflow.environments.libraries import gymnasium
 from fragflow.environments.on_host.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError, EnvironmentFault
-from fragflow.runtime.hosts.bounds import SLACK, Range
-from fragflow.runtime.hosts.pool import HostPlayer
+from fragflow.runtime.host_environments.observation_bounds import SLACK, Range
+from fragflow.runtime.host_environments.pool import HostPlayer
 from fragflow.tools.checks.contract import sample
 
 INF = float("inf")

@@ -8,7 +8,7 @@ import pytest
 from fragflow.graph.passes import collectives
 from fragflow.run import Outcome
 from fragflow.runtime.asynchrony.server_queue import ServerQueue, Submission
-from fragflow.runtime.drivers import assignment
+from fragflow.runtime.drivers import assign_workers
 from fragflow.runtime.drivers.channels import Payload, QueueChannel, QueueChannels
 from graph.toy import OneUpdate, Toy
 from remote.training import COARSE, train
@@ -71,7 +71,7 @@ def test_within_a_thread_it_is_the_same(
     together = in_threads(policy, workers=1)
     assert not seen
     monkeypatch.setattr(
-        assignment, "fragments_by_thread", lambda fdg, _: [(name,) for name in fdg.fragments]
+        assign_workers, "fragments_by_thread", lambda fdg, _: [(name,) for name in fdg.fragments]
     )
     apart = in_threads(policy, workers=1)
     assert said(together) == said(apart) == (len(seen), sum(seen))

@@ -17,7 +17,7 @@ from fragflow.environments import make_environment
 from fragflow.environments.agents import Agents, agents_of, same_space
 from fragflow.environments.libraries import pettingzoo
 from fragflow.environments.libraries.jaxmarl import _silenced, _steps
-from fragflow.environments.on_host.stepping import Failed
+from fragflow.environments.on_host.sequential import Failed
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fragflow
-from fragflow.blame import (
+from fragflow.error_owner import (
     Elsewhere,
     Frame,
     defined_at,

@@ -8,6 +8,8 @@ from fragflow.api.component import component as component
 from fragflow.api.environment import Environment as Environment
 from fragflow.api.environment import Step as Step
 from fragflow.api.environment import Timestep as Timestep
+from fragflow.api.environment_batch import Environments as Environments
+from fragflow.api.environment_batch import EnvState as EnvState
 from fragflow.api.host import HostBatch as HostBatch
 from fragflow.api.host import HostEnvironment as HostEnvironment
 from fragflow.api.host import HostStep as HostStep
@@ -19,5 +21,3 @@ from fragflow.api.spaces import Box as Box
 from fragflow.api.spaces import Discrete as Discrete
 from fragflow.api.spaces import MultiDiscrete as MultiDiscrete
 from fragflow.api.spaces import Space as Space
-from fragflow.api.vector import Environments as Environments
-from fragflow.api.vector import EnvState as EnvState

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fragflow.api.vector import Environments
+from fragflow.api.environment_batch import Environments
 from fragflow.errors import ConfigError
 
 Metrics = dict[str, jax.Array]

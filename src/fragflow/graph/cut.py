@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fragflow._jax import contains_all_reduce
-from fragflow.graph.analyses.out_of_order import with_out_of_order
+from fragflow.graph.analyses.out_of_order_check import with_out_of_order
 from fragflow.graph.analyses.staleness import late_messages, server_of
 from fragflow.graph.check import (
     check_fdg,
@@ -21,7 +21,7 @@ from fragflow.graph.passes.place_glue import colour
 from fragflow.graph.passes.split import Options, Split, insert_transfers, project, split
 from fragflow.graph.replicas.analysis import NO_AXES, Axes, analyse_replicas, axes_of, extent_of
 from fragflow.graph.replicas.one_environment_each import check_stands_for
-from fragflow.graph.tracing.build import build
+from fragflow.graph.tracing.build_program import build
 from fragflow.graph.tracing.trace import Tracer, components_in
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
 from fragflow.policies.synchronisation import Asynchronous

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow.api.environment import Environment, Step, num_agents_of, teams_of
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.api.spaces import Space
-from fragflow.api.vector import AnyEnvironment
 from fragflow.policies.policy import Over
 
 

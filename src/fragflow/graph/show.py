@@ -7,7 +7,7 @@ from typing import Any
 
 from fragflow._jax import plain_aval, result_name
 from fragflow.errors import ConfigError, unknown
-from fragflow.graph.analyses.recovery import Recovery, kept_bytes, recovery_of
+from fragflow.graph.analyses.replaceable import Recovery, kept_bytes, recovery_of
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Parcel, Program, Transfer, Value, walk
 from fragflow.graph.passes.collectives import crossings, parcel_bytes, transfer_bytes
 from fragflow.policies.policy import Over

@@ -9,7 +9,7 @@ import numpy as np
 
 from fragflow.graph.tracing.trace import SOURCES, episode_labels, leaf_labels
 from fragflow.runtime.drivers.traffic import Sent
-from fragflow.runtime.hosts.pool import HostPool
+from fragflow.runtime.host_environments.pool import HostPool
 from fragflow.runtime.observer import Devices, Results
 from fragflow.runtime.programs.implementations import Picks
 

@@ -10,7 +10,7 @@ from fragflow.runtime.drivers.threads import Streams
 from fragflow.runtime.drivers.worker import Metrics, Worker
 from fragflow.runtime.lockstep import GRACE_SECONDS, LocalRuntime
 from fragflow.runtime.observer import Results
-from fragflow.runtime.planning.messages import fan, is_sent
+from fragflow.runtime.planning.message_pieces import fan, is_sent
 
 
 class LaggedRuntime(LocalRuntime):

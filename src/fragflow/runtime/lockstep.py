@@ -12,17 +12,17 @@ import numpy as np
 
 from fragflow.graph.ir import FDG, Carry, Value
 from fragflow.graph.replicas.kinds import Kind, Tag
-from fragflow.runtime.drivers.assignment import WorkerSpec, assign_workers
+from fragflow.runtime.drivers.assign_workers import WorkerSpec, assign_workers
 from fragflow.runtime.drivers.channels import Closed, QueueChannels
 from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.threads import POLL_SECONDS, JobThread
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics, Worker
-from fragflow.runtime.hosts.pool import HostPool, close_pools
+from fragflow.runtime.host_environments.pool import HostPool, close_pools
 from fragflow.runtime.observer import Devices, Results
 from fragflow.runtime.planning.plan import Plan, make_plan
-from fragflow.runtime.programs.assembly import Assembly, Progress
 from fragflow.runtime.programs.layout import kind_of
+from fragflow.runtime.programs.prepare_workers import Assembly, Progress
 
 GRACE_SECONDS = 5.0
 """time that threads have to end by themselves"""

@@ -10,9 +10,9 @@ from typing import Any
 
 from fragflow.environments.classic.acrobot import Acrobot
 from fragflow.environments.classic.cartpole import CartPole
-from fragflow.environments.classic.control import ClassicControl, Task, part_of
 from fragflow.environments.classic.mountain_car import MountainCar, MountainCarContinuous
 from fragflow.environments.classic.pendulum import Pendulum
+from fragflow.environments.classic.task import ClassicControl, Task, part_of
 from fragflow.errors import ConfigError, unknown
 
 TASKS: dict[str, type[Any]] = {

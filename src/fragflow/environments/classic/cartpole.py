@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fragflow.api.spaces import Box, Discrete
-from fragflow.environments.classic.control import box, start_of_time
+from fragflow.environments.classic.task import box, start_of_time
 
 
 class CartPoleState(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fragflow.api.spaces import Box
-from fragflow.environments.classic.control import box, start_of_time
+from fragflow.environments.classic.task import box, start_of_time
 
 
 class PendulumState(NamedTuple):

@@ -12,7 +12,7 @@ from fragflow.api.host import HostBatch, HostStep
 from fragflow.api.spaces import Box, Space
 from fragflow.environments.on_host.gymnasium_spaces import space_of
 from fragflow.environments.on_host.processes import ProcessBatch, default_processes
-from fragflow.environments.on_host.stepping import Arrays, make_environment, reset_all, step_all
+from fragflow.environments.on_host.sequential import Arrays, make_environment, reset_all, step_all
 from fragflow.errors import ConfigError, did_you_mean, unknown
 
 VECTORIZATIONS = ("auto", "vector", "sync", "process")

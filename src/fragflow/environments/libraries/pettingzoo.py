@@ -11,7 +11,7 @@ import numpy as np
 from fragflow.api.host import HostBatch, HostStep
 from fragflow.environments.agents import Agents, WithAgents, agents_of
 from fragflow.environments.on_host.gymnasium_spaces import space_of
-from fragflow.environments.on_host.stepping import Failed
+from fragflow.environments.on_host.sequential import Failed
 from fragflow.errors import ConfigError, did_you_mean
 
 FAMILIES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.sisl", "pettingzoo.classic")

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fragflow.blame import story_of
-from fragflow.environments.on_host.stepping import (
+from fragflow.environments.on_host.sequential import (
     Arrays,
     Failed,
     make_environment,
     reset_all,
     step_all,
 )
+from fragflow.error_owner import story_of
 
 
 class BatchSpec(NamedTuple):

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fragflow._interpreter import search_path, words
+from fragflow._python_command import search_path, words
 from fragflow.api.host import HostStep
 from fragflow.api.spaces import Space
-from fragflow.blame import Elsewhere
 from fragflow.environments.on_host.process_worker import BatchSpec, size_of, views
-from fragflow.environments.on_host.stepping import Failed
+from fragflow.environments.on_host.sequential import Failed
+from fragflow.error_owner import Elsewhere
 from fragflow.errors import EnvironmentFault
 
 START_SECONDS = 60.0

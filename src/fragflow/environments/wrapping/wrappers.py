@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fragflow.api.environment import Environment
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.api.host import HostEnvironment
 from fragflow.api.spaces import Box, Space
-from fragflow.api.vector import AnyEnvironment
-from fragflow.environments.wrapping.wrapped import TimeLimited, Wrapper, with_time_limit
+from fragflow.environments.wrapping.wrapper import TimeLimited, Wrapper, with_time_limit
 from fragflow.errors import ConfigError, unknown
 from fragflow.ops.networks.images import channel_axis
 

@@ -16,11 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import component_of, inner_jaxprs, is_key, loops, raw_key, wrapped_key
-from fragflow.api.vector import EnvState
+from fragflow.api.environment_batch import EnvState
 from fragflow.errors import ReplicaError
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, walk
-from fragflow.graph.probe.culprit import culprit
 from fragflow.graph.probe.double_precision import (
     DoubleContext,
     compiled,
@@ -29,10 +28,11 @@ from fragflow.graph.probe.double_precision import (
     in_double,
     wide,
 )
-from fragflow.graph.probe.play import Actor, Held, Stage, first_values, play, stage_of
-from fragflow.graph.probe.relation import TOLERANCE, distance, joined
+from fragflow.graph.probe.first_difference import culprit
+from fragflow.graph.probe.play_graph import Actor, Held, Stage, first_values, play, stage_of
+from fragflow.graph.probe.relation_to_whole import TOLERANCE, distance, joined
 from fragflow.graph.probe.stand_in_environment import stand_in
-from fragflow.graph.tracing.build import build
+from fragflow.graph.tracing.build_program import build
 from fragflow.graph.tracing.trace import Tracer, env_steps_per_iteration, tracer
 
 Environments = Literal["real", "stand-in", "cheaper"]

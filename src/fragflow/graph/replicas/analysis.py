@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fragflow.graph.fragment_extent import Axis, Extent, agents_axis, environments_axis
 from fragflow.graph.ir import Loop, Op, Program, Value
-from fragflow.graph.replicas.infer import Inference, initial_kinds
+from fragflow.graph.replicas.fixpoint import Inference, initial_kinds
 from fragflow.graph.replicas.kinds import COUNT, UNIFORM, Kind, first_mixed, mixed
 from fragflow.graph.tracing.trace import Tracer
 from fragflow.policies.policy import Over, Placed, replicas_over

@@ -29,7 +29,6 @@ from fragflow._jax import (
 )
 from fragflow.api.rows import row_call
 from fragflow.graph.fragment_extent import Axis
-from fragflow.graph.replicas.batching import batched
 from fragflow.graph.replicas.constants import constant_kind, folded
 from fragflow.graph.replicas.eqn_pair import EqnPair, sized_dims
 from fragflow.graph.replicas.guards import (
@@ -40,6 +39,7 @@ from fragflow.graph.replicas.guards import (
     well_formed,
     with_digits,
 )
+from fragflow.graph.replicas.judge_by_batching import batched
 from fragflow.graph.replicas.kinds import (
     CONSTANT,
     OUTSIDE,

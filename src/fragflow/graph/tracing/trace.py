@@ -21,15 +21,15 @@ from fragflow._jax import (
 )
 from fragflow.api.algorithm import Algorithm, Clock
 from fragflow.api.environment import num_agents_of, teams_of
-from fragflow.api.host import Host
-from fragflow.api.vector import (
+from fragflow.api.environment_batch import (
     AnyEnvironment,
     Environments,
     EpisodeStats,
     clear_episode_stats,
     episode_stats,
 )
-from fragflow.blame import called, defined_at, judged
+from fragflow.api.host import Host
+from fragflow.error_owner import called, defined_at, judged
 from fragflow.errors import TraceError
 from fragflow.graph.fragment_extent import Extent, as_traced
 from fragflow.graph.ir import EpisodeStat

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from fragflow.graph.analyses.recovery import host_of
+from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.ir import FDG
 from fragflow.remote.launch.launcher import Demand, Launcher
 from fragflow.remote.launch.placement import place
-from fragflow.remote.protocol.groups import join_groups
+from fragflow.remote.protocol.environment_recipes import recipe_of, search_path
 from fragflow.remote.protocol.jobs import OpenEnvironments
+from fragflow.remote.protocol.join_group import join_groups
 from fragflow.remote.protocol.process_client import RemoteProcess
-from fragflow.remote.protocol.recipes import recipe_of, search_path
 from fragflow.remote.transport.endpoint import Address
 from fragflow.remote.transport.mailbox import Route
-from fragflow.runtime.drivers.assignment import WorkerSpec, assign_workers
+from fragflow.runtime.drivers.assign_workers import WorkerSpec, assign_workers
 from fragflow.runtime.drivers.codegen import DriverSource, generate, identifier
-from fragflow.runtime.planning.messages import fan
+from fragflow.runtime.planning.message_pieces import fan
 from fragflow.runtime.planning.plan import Plan, make_plan
 
 

@@ -9,21 +9,21 @@ import numpy as np
 
 from fragflow.graph.ir import FDG, Value
 from fragflow.graph.replicas.kinds import Kind
-from fragflow.remote.coordinator.drivers import RemoteDriver
 from fragflow.remote.coordinator.processes import ProcessSpec, WorkerProcesses
-from fragflow.remote.coordinator.recovery import ReplayingDriver, RestartingDriver, recovery_in
+from fragflow.remote.coordinator.remote_driver import RemoteDriver
+from fragflow.remote.coordinator.replacement import ReplayingDriver, RestartingDriver, recovery_in
 from fragflow.remote.protocol.exported import export_program
 from fragflow.remote.protocol.jobs import FragmentJob, Job, thin_graph, thin_part
 from fragflow.remote.protocol.process_client import RemoteProcess
 from fragflow.remote.transport.frames import arrays_of
 from fragflow.runtime.asynchrony.runtime import AsyncRuntime
-from fragflow.runtime.drivers.assignment import WorkerSpec
+from fragflow.runtime.drivers.assign_workers import WorkerSpec
 from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.lagged import LaggedRuntime
 from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.planning.plan import FragmentPlan, Plan
-from fragflow.runtime.programs.assembly import Assembly, devices_for
 from fragflow.runtime.programs.layout import OneDevice
+from fragflow.runtime.programs.prepare_workers import Assembly, devices_for
 
 
 class InProcesses(LocalRuntime):
@@ -80,7 +80,7 @@ class AsyncInProcesses(AsyncRuntime):
     @property
     def replacements(self) -> int:
         """The number of processes that were lost and replaced."""
-        return _replacements(self._async_process_specs)
+        return _replacements(self._async_drivers)
 
     def _start(self, plan: Plan) -> list[Any]:
         del plan

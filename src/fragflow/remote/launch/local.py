@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fragflow._interpreter import search_path
-from fragflow._interpreter import words as interpreter
+from fragflow._python_command import search_path
+from fragflow._python_command import words as interpreter
 from fragflow.remote.launch.launcher import Demand, Launcher, jax_settings, label_of
-from fragflow.remote.protocol.control import ControlChannel
+from fragflow.remote.protocol.control_channel import ControlChannel
 from fragflow.remote.protocol.jobs import CODEC
 from fragflow.remote.protocol.process_client import RemoteProcess
 

@@ -22,7 +22,7 @@ from fragflow.remote.launch.launcher import Demand, Launcher, jax_settings, labe
 from fragflow.remote.launch.placement import Placement, totals
 from fragflow.remote.launch.ray_actor import ConnectionInfo, WorkerActor
 from fragflow.remote.launch.ray_connect import connected, import_ray
-from fragflow.remote.protocol.control import ControlChannel
+from fragflow.remote.protocol.control_channel import ControlChannel
 from fragflow.remote.protocol.jobs import CODEC
 from fragflow.remote.protocol.process_client import RemoteProcess
 from fragflow.remote.transport.endpoint import Network

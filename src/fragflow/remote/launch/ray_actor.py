@@ -30,7 +30,7 @@ class WorkerActor:
         import ray
         import zmq
 
-        from fragflow.remote.protocol.control import ControlChannel
+        from fragflow.remote.protocol.control_channel import ControlChannel
         from fragflow.remote.protocol.jobs import CODEC
         from fragflow.remote.transport.endpoint import Network, open_endpoint
         from fragflow.remote.worker.main import serve

@@ -25,9 +25,9 @@ from fragflow.graph.ir import (
 )
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.remote.protocol.codec import Codec
+from fragflow.remote.protocol.environment_recipes import Recipe
 from fragflow.remote.protocol.exported import ExportedProgram
-from fragflow.remote.protocol.groups import Membership
-from fragflow.remote.protocol.recipes import Recipe
+from fragflow.remote.protocol.join_group import Membership
 from fragflow.remote.transport.endpoint import Address
 from fragflow.remote.transport.mailbox import Route
 from fragflow.runtime.drivers.codegen import DriverSource
@@ -42,10 +42,10 @@ from fragflow.runtime.planning.instructions import (
     Run,
     RunOutOfOrder,
 )
-from fragflow.runtime.planning.out_of_order import OutOfOrderLoop
+from fragflow.runtime.planning.out_of_order_loop import OutOfOrderLoop
 from fragflow.runtime.planning.plan import FragmentPlan, LoopPlan
 from fragflow.runtime.planning.segments import HostCall, Segment
-from fragflow.runtime.programs.kernel_scopes import Computed
+from fragflow.runtime.programs.kernels_in_program import Computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPoint:
+class RecoveryPoint:
     """The state of an expendable process after an iteration, from which another can go on."""
 
     iteration: int
@@ -125,7 +125,7 @@ CODEC = Codec(
             FragmentJob,
             Job,
             Settled,
-            ReplayPoint,
+            RecoveryPoint,
             Sent,
             ExportedProgram,
             Route,

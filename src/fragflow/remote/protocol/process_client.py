@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import zmq
 
 from fragflow import errors
-from fragflow.blame import Elsewhere
+from fragflow.error_owner import Elsewhere
 from fragflow.errors import FragflowError, RunError
-from fragflow.remote.protocol.control import BEAT_SECONDS, ControlChannel
+from fragflow.remote.protocol.control_channel import BEAT_SECONDS, ControlChannel
 from fragflow.remote.protocol.versions import refuse_other
 from fragflow.remote.transport.endpoint import Address
 from fragflow.remote.transport.mailbox import POLL_MILLISECONDS
@@ -73,7 +73,7 @@ class RemoteProcess:
     ) -> Any:
         """Sends the process a request, and returns the result.
 
-        `on_point` is called with the replay points that it sends meanwhile.
+        `on_point` is called with the recovery points that it sends meanwhile.
         """
         try:
             with self._lock:
@@ -94,7 +94,7 @@ class RemoteProcess:
 
     def finish(self, on_point: Callable[[Any], None] | None = None) -> Any:
         answer, result = self._answer()
-        while answer == "replay point" and on_point is not None:
+        while answer == "recovery point" and on_point is not None:
             on_point(result)
             answer, result = self._answer()
         if answer == "failed":

@@ -25,24 +25,24 @@ from jax.sharding import Mesh
 from fragflow import errors
 from fragflow._jax import REPLICA_AXIS
 from fragflow.api.host import Host
-from fragflow.blame import has_story, judged, story_of
+from fragflow.error_owner import has_story, judged, story_of
 from fragflow.graph.replicas.kinds import UNIFORM
-from fragflow.remote.protocol.control import BEAT_SECONDS, ControlChannel
+from fragflow.remote.protocol.control_channel import BEAT_SECONDS, ControlChannel
+from fragflow.remote.protocol.environment_recipes import make
 from fragflow.remote.protocol.exported import compile_exported
-from fragflow.remote.protocol.groups import Membership, free_endpoint, join
 from fragflow.remote.protocol.jobs import CODEC, FragmentJob, Job, OpenEnvironments, Settled
-from fragflow.remote.protocol.recipes import make
+from fragflow.remote.protocol.join_group import Membership, free_endpoint, join
 from fragflow.remote.protocol.versions import versions
 from fragflow.remote.transport.endpoint import Address, Endpoint, Network, open_endpoint
 from fragflow.remote.transport.frames import arrays_of
 from fragflow.remote.transport.mailbox import POLL_MILLISECONDS, Moves, SocketChannels
-from fragflow.remote.worker.replay_points import ReplayPoints
+from fragflow.remote.worker.recovery_points import RecoveryPoints
 from fragflow.runtime.asynchrony.server_queue import AsyncWorker, SlotChannels
 from fragflow.runtime.drivers.channels import Closed
 from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Worker
-from fragflow.runtime.hosts.pool import HostPool
+from fragflow.runtime.host_environments.pool import HostPool
 from fragflow.runtime.programs.devices import compute_in_calling_thread
 from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice, kind_of, on_host
 
@@ -61,7 +61,7 @@ class WorkerProcess:
         self.driver: Driver | None = None
         self.async_worker: AsyncWorker | None = None
         self.timeout_seconds = 120.0
-        self.replay_points: ReplayPoints | None = None
+        self.recovery_points: RecoveryPoints | None = None
         self._moves: Moves = queue.SimpleQueue()
         self._is_member = False
         """True in a group of processes, all of whose devices JAX sees here"""
@@ -86,8 +86,8 @@ class WorkerProcess:
 
     def forget(self, counts: Mapping[int, int]) -> None:
         """Notes, by route, the messages that no replacement of ours will ask for again."""
-        if self.replay_points is not None:
-            self.replay_points.forget(counts)
+        if self.recovery_points is not None:
+            self.recovery_points.forget(counts)
 
     def stuck(self) -> dict[str, str] | None:
         """The error to report if environments do not answer."""
@@ -182,7 +182,7 @@ class WorkerProcess:
         workers = [self._worker(job, part_job, channels) for part_job in job.part_jobs]
         self.driver = Driver(workers, job.script)
         if self.channels is not None and job.me in job.expendable:
-            self.replay_points = ReplayPoints(job, self.driver, self.channels, self._answer)
+            self.recovery_points = RecoveryPoints(job, self.driver, self.channels, self._answer)
         if job.fdg.server is not None:
             self.async_worker = AsyncWorker(job.fdg, self.driver, channels)
         return {
@@ -226,8 +226,8 @@ class WorkerProcess:
 
     def _run(self, content: tuple[int, int]) -> tuple[dict[str, Any], Sent]:
         assert self.driver is not None
-        if self.replay_points is not None:
-            self.replay_points.run(*content)
+        if self.recovery_points is not None:
+            self.recovery_points.run(*content)
             return {}, self._sent()
         metrics = self.driver.run(*content)
         return {worker.name: found for worker, found in metrics.items()}, self._sent()

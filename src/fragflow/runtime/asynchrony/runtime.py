@@ -28,12 +28,12 @@ from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.threads import POLL_SECONDS, Streams
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Metrics, Worker
-from fragflow.runtime.hosts.pool import HostPool, close_pools
+from fragflow.runtime.host_environments.pool import HostPool, close_pools
 from fragflow.runtime.lockstep import devices_of
 from fragflow.runtime.observer import Devices, Results
 from fragflow.runtime.planning.plan import Plan, make_plan
-from fragflow.runtime.programs.assembly import Assembly, Progress
 from fragflow.runtime.programs.layout import kind_of
+from fragflow.runtime.programs.prepare_workers import Assembly, Progress
 
 GRACE_SECONDS = 5.0
 """time that threads have to end by themselves"""
@@ -74,7 +74,7 @@ class AsyncRuntime:
             implementations=implementations,
             progress=progress,
         )
-        self._async_process_specs: list[Any] = self._start(plan)
+        self._async_drivers: list[Any] = self._start(plan)
         self._slot_channels = SlotChannels()
         self._server = self._worker(fdg.server, 0, self._slot_channels)
         self._server_driver = Driver([self._server], generate(fdg, plan, [fdg.server]))
@@ -89,7 +89,7 @@ class AsyncRuntime:
         self._streams = Streams(
             [f"worker {w}" for w in range(workers)],
             [lambda index, w=w: self._work(w, index) for w in range(workers)],
-            lambda w, error: self._fail(self._async_process_specs[w], error),
+            lambda w, error: self._fail(self._async_drivers[w], error),
         )
         self._thread = threading.Thread(target=self._serve, name="server", daemon=True)
         self._thread.start()
@@ -97,11 +97,11 @@ class AsyncRuntime:
     @property
     def sent(self) -> Sent:
         """The traffic of workers: their submissions, and the answers that they were given."""
-        return together(driver.sent for driver in self._async_process_specs)
+        return together(driver.sent for driver in self._async_drivers)
 
     @property
     def devices(self) -> Devices:
-        workers = [w for driver in self._async_process_specs for w in driver.workers.values()]
+        workers = [w for driver in self._async_drivers for w in driver.workers.values()]
         return devices_of([*workers, self._server])
 
     def run(self, start: int, count: int) -> list[Results]:
@@ -127,7 +127,7 @@ class AsyncRuntime:
             else:
                 parts = [
                     worker.state()[name]
-                    for driver in self._async_process_specs
+                    for driver in self._async_drivers
                     for worker in driver.workers.values()
                     if name in worker.state()
                 ]
@@ -188,7 +188,7 @@ class AsyncRuntime:
     def _work(self, w: int, index: int) -> Mapping[str, Metrics]:
         """Makes one iteration of a worker, with the newest parameters."""
         answers = self._queue.begin(w)
-        metrics, payloads = self._async_process_specs[w].work(index, answers)
+        metrics, payloads = self._async_drivers[w].work(index, answers)
         self._queue.submit(Submission(worker=w, iteration=index, payloads=payloads))
         return metrics
 
@@ -224,7 +224,7 @@ class AsyncRuntime:
     def _await(self, end: int) -> None:
         before, since = -1, time.monotonic()
         while not (self._queue.have_handled(end, POLL_SECONDS) and self._streams.have_made(end)):
-            for driver in self._async_process_specs:
+            for driver in self._async_drivers:
                 for worker in driver.workers.values():
                     stuck = worker.pool and worker.pool.stuck(self._stall_timeout_seconds)
                     if stuck:

@@ -19,7 +19,7 @@ from fragflow.runtime.planning.instructions import (
     RunOutOfOrder,
     Work,
 )
-from fragflow.runtime.planning.messages import incoming, outgoing
+from fragflow.runtime.planning.message_pieces import incoming, outgoing
 from fragflow.runtime.planning.plan import FragmentPlan, Plan
 
 

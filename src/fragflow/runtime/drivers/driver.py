@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fragflow.blame import GENERATED, judged
+from fragflow.error_owner import GENERATED, judged
 from fragflow.errors import FragflowError
 from fragflow.runtime.drivers.codegen import DriverSource, identifier
 from fragflow.runtime.drivers.traffic import Sent

@@ -12,14 +12,14 @@ from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, varying
 from fragflow.runtime.drivers.channels import Channels
-from fragflow.runtime.hosts.out_of_order import OutOfOrderRollout
-from fragflow.runtime.hosts.pool import HostPool
-from fragflow.runtime.planning.messages import fan, incoming, is_sent, outgoing
+from fragflow.runtime.host_environments.out_of_order_rollout import OutOfOrderRollout
+from fragflow.runtime.host_environments.pool import HostPool
+from fragflow.runtime.planning.message_pieces import fan, incoming, is_sent, outgoing
 from fragflow.runtime.planning.plan import FragmentPlan
 from fragflow.runtime.planning.segments import HostCall
 from fragflow.runtime.programs.compile import COUNT, ROOM, START, Executable
 from fragflow.runtime.programs.devices import processor_of
-from fragflow.runtime.programs.kernel_scopes import Computed
+from fragflow.runtime.programs.kernels_in_program import Computed
 from fragflow.runtime.programs.layout import Layout, kind_of, on_host
 
 Metrics = dict[Value, list[np.ndarray]]

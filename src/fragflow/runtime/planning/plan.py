@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fragflow.graph.analyses.out_of_order import host_steps
+from fragflow.graph.analyses.out_of_order_check import host_steps
 from fragflow.graph.ir import (
     FDG,
     Fragment,
@@ -33,7 +33,7 @@ from fragflow.runtime.planning.instructions import (
     Run,
     RunOutOfOrder,
 )
-from fragflow.runtime.planning.messages import (
+from fragflow.runtime.planning.message_pieces import (
     fan,
     is_joined,
     joiner,
@@ -43,7 +43,7 @@ from fragflow.runtime.planning.messages import (
     take_row,
     zeros,
 )
-from fragflow.runtime.planning.out_of_order import OutOfOrderLoop, plan_out_of_order
+from fragflow.runtime.planning.out_of_order_loop import OutOfOrderLoop, plan_out_of_order
 from fragflow.runtime.planning.pack import PlanDraft, pack_rows
 from fragflow.runtime.planning.segments import (
     HostCall,

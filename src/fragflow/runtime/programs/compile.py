@@ -12,9 +12,9 @@ from fragflow._jax import plain_aval
 from fragflow.graph.ir import Fragment, Value
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.runtime.planning.segments import Segment
-from fragflow.runtime.programs.evaluate import EvalContext, evaluate, training_chunk
-from fragflow.runtime.programs.kernel_scopes import Computed, read_off
+from fragflow.runtime.programs.kernels_in_program import Computed, read_off
 from fragflow.runtime.programs.layout import Layout, kind_of, plain_function
+from fragflow.runtime.programs.trace_nodes import EvalContext, evaluate, training_chunk
 
 ROOM = 256
 """most iterations that one call of a message-free training loop can make"""

@@ -11,9 +11,9 @@ from fragflow._jax import ClosedJaxpr, dead_code_removed, kernels_in
 from fragflow.api.kernel import KERNELS, REFERENCE, Implementation, reference_program
 from fragflow.errors import ConfigError, did_you_mean
 from fragflow.graph.ir import FDG, Fragment, Op, walk
-from fragflow.graph.probe.relation import distance
+from fragflow.graph.probe.relation_to_whole import distance
 from fragflow.runtime.planning.plan import Plan
-from fragflow.runtime.programs.kernel_scopes import Computed, marked
+from fragflow.runtime.programs.kernels_in_program import Computed, marked
 
 
 class Way(NamedTuple):

@@ -12,19 +12,19 @@ import numpy as np
 
 from fragflow._jax_process import setting
 from fragflow.api.host import Host, HostEnvironment
-from fragflow.graph.analyses.recovery import host_of
+from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG
 from fragflow.graph.probe.double_precision import compiled, in_double
-from fragflow.graph.probe.relation import distance
+from fragflow.graph.probe.relation_to_whole import distance
 from fragflow.graph.probe.stand_in_environment import host_answer
 from fragflow.graph.tracing.trace import Tracer, components_in
 from fragflow.policies.policy import Deployment, Place, Policy
 from fragflow.runtime.lockstep import LocalRuntime
-from fragflow.runtime.programs.assembly import devices_for
 from fragflow.runtime.programs.devices import accelerator, processor_of
+from fragflow.runtime.programs.prepare_workers import devices_for
 from fragflow.runtime.promises.probe_cache import recall, remember
-from fragflow.runtime.promises.probing import key_of
+from fragflow.runtime.promises.run_probe import key_of
 
 
 @dataclass(frozen=True, slots=True)

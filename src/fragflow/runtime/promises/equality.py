@@ -6,7 +6,7 @@ import jax
 
 from fragflow.api.component import ENVIRONMENT
 from fragflow.api.host import HostEnvironment
-from fragflow.graph.analyses.recovery import host_of
+from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, REDUCTIONS, Fragment
 from fragflow.graph.probe.probe import is_divided
@@ -14,7 +14,7 @@ from fragflow.graph.tracing.trace import Tracer
 from fragflow.runtime.observer import Observer
 from fragflow.runtime.programs.devices import are_loops_apart, processor_of
 from fragflow.runtime.promises.compare_bits import Difference
-from fragflow.runtime.promises.probing import NOT_PROVEN, SWITCHED_OFF, Tried
+from fragflow.runtime.promises.run_probe import NOT_PROVEN, SWITCHED_OFF, Tried
 from fragflow.runtime.promises.selftest import (
     are_near_floats,
     components_with_other_bits,

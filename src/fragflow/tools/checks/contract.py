@@ -11,11 +11,11 @@ import numpy as np
 
 from fragflow.api import Discrete, HostEnvironment, MultiDiscrete, Space
 from fragflow.api.environment import num_agents_of
+from fragflow.api.environment_batch import Environments
 from fragflow.api.host import HostStep
-from fragflow.api.vector import Environments
 from fragflow.errors import EnvironmentFault
-from fragflow.runtime.hosts.bounds import Range
-from fragflow.runtime.hosts.pool import HostPlayer
+from fragflow.runtime.host_environments.observation_bounds import Range
+from fragflow.runtime.host_environments.pool import HostPlayer
 
 NUM_ENVS = 3
 

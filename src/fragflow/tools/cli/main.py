@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fragflow.blame import first_error, judging
+from fragflow.error_owner import first_error, judging
 from fragflow.errors import ConfigError, FragflowError, RunError, did_you_mean
 from fragflow.tools.cli.commands import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.experiment.error_report import line_of, printable, silence_callbacks
@@ -196,7 +196,7 @@ def _eval(words: list[str]) -> int:
     import numpy as np
 
     from fragflow.tools.experiment.compile_cache import use_compilation_cache
-    from fragflow.tools.experiment.evaluate import evaluator_for
+    from fragflow.tools.experiment.evaluate_agent import evaluator_for
     from fragflow.tools.experiment.gif import check_drawable, record
     from fragflow.tools.experiment.load import load
     from fragflow.tools.experiment.train import require_whole
@@ -276,7 +276,7 @@ def _check(words: list[str]) -> int:
 
 def _check_twin(env: str, port: Any, values: dict[str, Any]) -> int:
     """Compares a port with its original."""
-    from fragflow.tools.checks.twin import TwinChecker
+    from fragflow.tools.checks.compare_twin import TwinChecker
     from fragflow.tools.experiment.train import require_whole
     from fragflow.tools.inputs import resolve
 

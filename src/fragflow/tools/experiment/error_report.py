@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from fragflow.blame import has_story, judging, place_of, story_of
+from fragflow.error_owner import has_story, judging, place_of, story_of
 from fragflow.errors import FragflowError, InternalError, UserCodeError
 
 P = ParamSpec("P")

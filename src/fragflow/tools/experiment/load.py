@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from fragflow.api import Algorithm, Environment
 from fragflow.api.environment import num_agents_of
-from fragflow.api.vector import AnyEnvironment
-from fragflow.blame import judging
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.environments.wrapping.wrappers import wrap
+from fragflow.error_owner import judging
 from fragflow.errors import ConfigError
 from fragflow.graph.tracing.trace import init_function
-from fragflow.tools.experiment.evaluate import within_bounds
+from fragflow.tools.experiment.evaluate_agent import within_bounds
 from fragflow.tools.experiment.run_directory import CONFIG, read_config, read_weights
 from fragflow.tools.experiment.watch import params_of
 from fragflow.tools.inputs import resolve

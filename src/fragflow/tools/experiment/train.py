@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fragflow.api import Algorithm
-from fragflow.api.vector import AnyEnvironment
-from fragflow.blame import judging
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.environments import library_of
 from fragflow.environments.wrapping.wrappers import wrap as wrap_environment
+from fragflow.error_owner import judging
 from fragflow.errors import ConfigError, unknown
 from fragflow.graph.passes.split import Options
 from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
@@ -20,7 +20,7 @@ from fragflow.run import Experiment, Outcome, RuntimeName, run
 from fragflow.runtime.programs.devices import compute_in_calling_thread, prepare_devices
 from fragflow.tools.experiment.compile_cache import use_compilation_cache
 from fragflow.tools.experiment.error_report import reported
-from fragflow.tools.experiment.evaluate import evaluator_for
+from fragflow.tools.experiment.evaluate_agent import evaluator_for
 from fragflow.tools.experiment.progress import Display, Quiet, display_for
 from fragflow.tools.experiment.restore_process import as_before
 from fragflow.tools.experiment.run_directory import RunDirectory, sha256_of, versions

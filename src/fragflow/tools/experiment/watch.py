@@ -7,7 +7,7 @@ from typing import Any
 
 from fragflow.run import Row, Start, mean_return
 from fragflow.runtime.observer import RECENT_EPISODES
-from fragflow.tools.experiment.evaluate import Evaluator, HostEvaluator
+from fragflow.tools.experiment.evaluate_agent import Evaluator, HostEvaluator
 from fragflow.tools.experiment.progress import Display, Update, fragments_text, losses_of
 from fragflow.tools.experiment.run_directory import RunDirectory, versions
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from fragflow._jax import ClosedJaxpr, is_key, loops, raw_key
 from fragflow.api.environment import Environment
+from fragflow.api.environment_batch import Environments
 from fragflow.api.spaces import Box, Discrete, Space, space_types
-from fragflow.api.vector import Environments
-from fragflow.blame import defined_at
+from fragflow.error_owner import defined_at
 from fragflow.errors import ReplicaError
 from fragflow.graph.probe.double_precision import DoubleContext, compiled, evaluate, in_double, wide
 from fragflow.graph.probe.probe import jittered
-from fragflow.graph.probe.relation import TOLERANCE, distance
+from fragflow.graph.probe.relation_to_whole import TOLERANCE, distance
 from fragflow.graph.tracing.trace import leaf_labels
 
 ROWS = 6

@@ -17,10 +17,10 @@ from fragflow.api.environment import (
     total_teams_of,
 )
 from fragflow.api.host import Host, HostEnvironment
-from fragflow.api.raw_keys import with_keys, without_keys
 from fragflow.api.rows import row_map
+from fragflow.api.sendable_state import with_keys, without_keys
 from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
-from fragflow.blame import called, defined_at
+from fragflow.error_owner import called, defined_at
 from fragflow.errors import ConfigError, TraceError
 
 AnyEnvironment: TypeAlias = Environment | HostEnvironment

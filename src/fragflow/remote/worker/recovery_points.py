@@ -1,4 +1,4 @@
-"""Replay points of an expendable process, from which another one can go on in its place.
+"""Recovery points of an expendable process, from which another one can go on in its place.
 
 After every iteration it sends the coordinator the state that nobody else has: that of its
 environments. Senders keep the messages that it received. A replacement begins some points back and
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from fragflow.graph.analyses.recovery import mirrors
+from fragflow.graph.analyses.replaceable import mirrors
 from fragflow.graph.ir import Transfer
-from fragflow.remote.protocol.jobs import Job, ReplayPoint
+from fragflow.remote.protocol.jobs import Job, RecoveryPoint
 from fragflow.remote.transport.mailbox import SocketChannels
 from fragflow.runtime.drivers.driver import Driver
 from fragflow.runtime.drivers.traffic import together
-from fragflow.runtime.planning.messages import incoming
+from fragflow.runtime.planning.message_pieces import incoming
 
 
-class ReplayPoints:
+class RecoveryPoints:
     """Runs the driver of an expendable process, one iteration at a time."""
 
     def __init__(
@@ -77,10 +77,10 @@ class ReplayPoints:
             state[name] = {v: np.asarray(a) for v, a in own.items()}
         counts = self._channels.counts()
         sent = together([self._channels.sent, self._driver.sent])
-        replay_point = ReplayPoint(
+        recovery_point = RecoveryPoint(
             iteration=index + 1, state=state, counts=counts, metrics=metrics, sent=sent
         )
-        self._tell("replay point", replay_point)
+        self._tell("recovery point", recovery_point)
         forgotten, self._forgotten = self._forgotten, None
         if forgotten is not None:
             # The message before may still be wanted: it may have brought state.

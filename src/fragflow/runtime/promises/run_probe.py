@@ -21,15 +21,15 @@ from fragflow.errors import ReplicaError
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG
 from fragflow.graph.probe import (
-    culprit,
     double_precision,
-    neighbours,
-    play,
-    relation,
+    first_difference,
+    play_graph,
+    relation_to_whole,
+    row_independence,
     stand_in_environment,
 )
 from fragflow.graph.probe import probe as probe_module
-from fragflow.graph.probe.fingerprint import fingerprint, of_programs
+from fragflow.graph.probe.graph_hash import fingerprint, of_programs
 from fragflow.graph.probe.probe import Verdict, is_divided, is_large, of_environments, probe
 from fragflow.graph.tracing.trace import Tracer
 from fragflow.runtime.observer import Observer
@@ -39,12 +39,12 @@ from fragflow.runtime.promises.selftest import operation_that_differs
 PACKAGES = ("fragflow", "jax", "jaxlib", "numpy")
 HOW = (
     _all_reduce,
-    culprit,
+    first_difference,
     double_precision,
-    neighbours,
-    play,
+    row_independence,
+    play_graph,
     probe_module,
-    relation,
+    relation_to_whole,
     stand_in_environment,
 )
 """modules of the probe: results of other versions of them do not count"""
@@ -124,12 +124,12 @@ def _try_environment(source: Tracer) -> str:
     if environment is None:
         return ""
     try:
-        programs = neighbours.batches(environment)
+        programs = row_independence.batches(environment)
         digest = of_programs(p for batch in programs for p in (batch.reset, batch.step))
         key = None if digest is None else _key(digest, "environment")
         if key is not None and (recall(key) or {}).get("apart") is True:
             return ""
-        neighbours.try_apart(environment, programs)
+        row_independence.try_apart(environment, programs)
     except ReplicaError:
         raise
     except Exception as error:  # as below
@@ -219,6 +219,6 @@ def _verdict(known: Any) -> Verdict | None:
         return None
     states, leaves, worst = (known.get(name) for name in ("states", "leaves", "worst"))
     is_whole = isinstance(states, int) and isinstance(leaves, int) and isinstance(worst, float)
-    if not is_whole or not 0 <= worst <= relation.TOLERANCE:
+    if not is_whole or not 0 <= worst <= relation_to_whole.TOLERANCE:
         return None
     return Verdict(states=states, leaves=leaves, worst=worst)

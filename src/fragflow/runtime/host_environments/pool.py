@@ -11,14 +11,14 @@ import numpy as np
 from jax import lax
 
 from fragflow.api.environment import teams_of
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.api.host import Host, HostBatch, HostEnvironment, HostStep, has_compiled_step
-from fragflow.api.vector import AnyEnvironment
-from fragflow.blame import defined_at, users_frame, words_of
+from fragflow.error_owner import defined_at, users_frame, words_of
 from fragflow.errors import EnvironmentFault, FragflowError
-from fragflow.graph.analyses.recovery import host_of
+from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.ir import FDG
 from fragflow.policies.policy import Deployment, Policy
-from fragflow.runtime.hosts.bounds import Range
+from fragflow.runtime.host_environments.observation_bounds import Range
 
 
 def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:

@@ -17,8 +17,8 @@ from fragflow.api import Box, Discrete, Environment, HostEnvironment, MultiDiscr
 from fragflow.api.environment import num_agents_of
 from fragflow.environments.libraries.gymnasium import GymnasiumEnvironment, SyncBatch
 from fragflow.errors import ConfigError, EnvironmentFault
-from fragflow.runtime.hosts.bounds import declared_bounds
-from fragflow.runtime.hosts.pool import HostPlayer
+from fragflow.runtime.host_environments.observation_bounds import declared_bounds
+from fragflow.runtime.host_environments.pool import HostPlayer
 from fragflow.tools.checks.contract import Finding, sample
 
 StateMap: TypeAlias = Callable[[Any, Any], object]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from fragflow.api.spaces import Box, Discrete, Space
-from fragflow.blame import defined_at
+from fragflow.error_owner import defined_at
 from fragflow.errors import ConfigError, TraceError
 from fragflow.ops.distributions import Distribution, TanhNormal
 from fragflow.ops.networks.action_values import QNetwork, SoftNetwork

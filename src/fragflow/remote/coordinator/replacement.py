@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from fragflow.errors import RunError
-from fragflow.graph.analyses.recovery import Recovery, recovery_of
+from fragflow.graph.analyses.replaceable import Recovery, recovery_of
 from fragflow.graph.ir import FDG, Value
-from fragflow.remote.coordinator.drivers import RemoteDriver, RemoteWorker
 from fragflow.remote.coordinator.processes import ProcessSpec, WorkerProcesses
-from fragflow.remote.protocol.jobs import FragmentJob, Job, ReplayPoint
+from fragflow.remote.coordinator.remote_driver import RemoteDriver, RemoteWorker
+from fragflow.remote.protocol.jobs import FragmentJob, Job, RecoveryPoint
 from fragflow.remote.protocol.process_client import WorkerLost
 from fragflow.runtime.drivers.channels import Closed, Payload
 from fragflow.runtime.drivers.traffic import Sent
@@ -97,7 +97,7 @@ class RestartingDriver(_Replaceable):
 
 
 class ReplayingDriver(_Replaceable):
-    """Drives workers in lockstep or with a lag, which send a replay point after every iteration.
+    """Drives workers in lockstep or with a lag, which send a recovery point after every iteration.
 
     A new process goes on from such a point; environments on the host begin new episodes instead.
     """
@@ -105,13 +105,13 @@ class ReplayingDriver(_Replaceable):
     def __init__(self, processes: WorkerProcesses, spec: ProcessSpec, job: Job):
         super().__init__(processes, spec, job)
         self._is_exact = recovery_in(processes.fdg, spec) == "replay"
-        self._unsure: deque[ReplayPoint] = deque()
-        """the last replay points: they may have arrived before messages that were sent earlier
+        self._unsure: deque[RecoveryPoint] = deque()
+        """the last recovery points: they may have arrived before messages that were sent earlier
 
         A message is answered in the next iteration, or later by the lag: then it has arrived."""
         self._most_unsure = 1 + max(processes.fdg.delays.values(), default=0)
-        self._safe: ReplayPoint | None = None
-        """the replay point that a replacement begins with; None: the beginning of the run"""
+        self._safe: RecoveryPoint | None = None
+        """the recovery point that a replacement begins with; None: the beginning of the run"""
 
     @property
     def restarts(self) -> int:
@@ -121,7 +121,7 @@ class ReplayingDriver(_Replaceable):
         metrics: dict[RemoteWorker, Metrics] = {worker: {} for worker in self.workers.values()}
         done = begin = start
 
-        def on_point(point: ReplayPoint) -> None:
+        def on_point(point: RecoveryPoint) -> None:
             nonlocal done
             self._note(point)
             if point.iteration <= done:
@@ -139,7 +139,7 @@ class ReplayingDriver(_Replaceable):
                 )
             except WorkerLost as lost:
                 self._unsure.clear()
-                self._replace(lost)  # even after the last replay point: the safe one is earlier
+                self._replace(lost)  # even after the last recovery point: the safe one is earlier
                 begin = 0 if self._safe is None else self._safe.iteration
             else:
                 return metrics
@@ -149,7 +149,7 @@ class ReplayingDriver(_Replaceable):
         last = self._unsure[-1] if self._unsure else self._safe
         return self._first_state() if last is None else last.state
 
-    def _note(self, point: ReplayPoint) -> None:
+    def _note(self, point: RecoveryPoint) -> None:
         self._told = point.sent
         self._unsure.append(point)
         if len(self._unsure) > self._most_unsure:
@@ -173,7 +173,7 @@ class ReplayingDriver(_Replaceable):
             if routes:
                 self._processes.process(other).notify("move", (self._spec.name, address, routes))
 
-    def _next_order(self, point: ReplayPoint | None) -> Job:
+    def _next_order(self, point: RecoveryPoint | None) -> Job:
         part_jobs = self._job.part_jobs
         if point is not None and self._is_exact:
             part_jobs = tuple(_updated(part_job, point) for part_job in part_jobs)
@@ -185,6 +185,6 @@ class ReplayingDriver(_Replaceable):
         )
 
 
-def _updated(part_job: FragmentJob, point: ReplayPoint) -> FragmentJob:
+def _updated(part_job: FragmentJob, point: RecoveryPoint) -> FragmentJob:
     values: Mapping[str, Any] = point.state[part_job.part.fragment.name]
     return replace(part_job, values={**part_job.values, **values})

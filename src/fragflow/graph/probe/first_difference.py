@@ -13,8 +13,8 @@ import numpy as np
 from fragflow._jax import is_key, plain_aval, raw_key, source_line
 from fragflow.graph.ir import FDG, Op, Value, walk
 from fragflow.graph.probe.double_precision import compiled
-from fragflow.graph.probe.play import Seen, Stage, first_values, play
-from fragflow.graph.probe.relation import holds, relation
+from fragflow.graph.probe.play_graph import Seen, Stage, first_values, play
+from fragflow.graph.probe.relation_to_whole import holds, relation
 
 Look = Literal["first steps", "all steps"]
 """The steps of loops to compare. An error in a first step soon spreads to all later ones, so first

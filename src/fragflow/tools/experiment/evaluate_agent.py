@@ -11,7 +11,7 @@ from jax import lax
 from fragflow.api import Box, HostEnvironment, Space
 from fragflow.api.environment import teams_of
 from fragflow.errors import ConfigError
-from fragflow.runtime.hosts.pool import HostPlayer
+from fragflow.runtime.host_environments.pool import HostPlayer
 
 MAX_STEPS = 10_000
 """Steps after which an episode is cut off if it has not ended by itself."""

@@ -15,7 +15,7 @@ from fragflow.errors import ConfigError
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, REDUCTIONS, Fragment, Parcel, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
-from fragflow.runtime.planning.messages import fan, is_joined, piece_name, wholes
+from fragflow.runtime.planning.message_pieces import fan, is_joined, piece_name, wholes
 from fragflow.runtime.planning.plan import FragmentPlan, Plan
 from fragflow.runtime.programs.canonical_blocks import blocked_operations
 from fragflow.runtime.programs.compile import (
@@ -25,10 +25,10 @@ from fragflow.runtime.programs.compile import (
     segment_function,
     training_function,
 )
-from fragflow.runtime.programs.evaluate import EvalContext
 from fragflow.runtime.programs.implementations import Picks, as_compiled, kernel_programs, pick
-from fragflow.runtime.programs.kernel_scopes import Computed
+from fragflow.runtime.programs.kernels_in_program import Computed
 from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice, kind_of
+from fragflow.runtime.programs.trace_nodes import EvalContext
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fragflow.graph.analyses.out_of_order import host_steps
+from fragflow.graph.analyses.out_of_order_check import host_steps
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Fragment, Loop, Node, Value
 from fragflow.runtime.planning.segments import HostCall, Segment, defines_of, reads_of

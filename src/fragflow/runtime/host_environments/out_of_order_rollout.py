@@ -12,8 +12,8 @@ import numpy as np
 from fragflow.api.host import HostStep
 from fragflow.graph.ir import Value
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, Tag
-from fragflow.runtime.hosts.pool import HostPool
-from fragflow.runtime.planning.out_of_order import OutOfOrderLoop
+from fragflow.runtime.host_environments.pool import HostPool
+from fragflow.runtime.planning.out_of_order_loop import OutOfOrderLoop
 from fragflow.runtime.programs.compile import Executable
 
 

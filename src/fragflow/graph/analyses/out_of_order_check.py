@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fragflow._jax import contains_all_reduce, source_line
+from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.api.host import Host, HostEnvironment, answers_one_by_one
-from fragflow.api.vector import AnyEnvironment
 from fragflow.errors import PolicyError
 from fragflow.graph.ir import (
     FDG,

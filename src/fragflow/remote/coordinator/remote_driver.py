@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fragflow.blame import judged
+from fragflow.error_owner import judged
 from fragflow.errors import FragflowError, RunError
 from fragflow.graph.ir import Value
 from fragflow.remote.protocol.jobs import FragmentJob, Job
