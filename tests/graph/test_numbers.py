@@ -35,6 +35,10 @@ def narrow(x: jax.Array) -> jax.Array:
     return x.astype(jnp.bfloat16).astype(jnp.float32)
 
 
+def in_half(x: jax.Array) -> jax.Array:
+    return jnp.mean(x.astype(jnp.float16))
+
+
 def narrowed(rows: Expression) -> Expression:
     """Digits are lost of a mean of rows that had more."""
     return lambda t: ff.all_mean(jnp.mean(rows(t)).astype(jnp.bfloat16))
@@ -71,6 +75,9 @@ ALMOST = {
     "small in float16": lambda t: (
         1e4 * ff.all_mean((1e-7 * jnp.mean(narrow(t.x))).astype(jnp.float16))
     ),
+    "small in float16 again": lambda t: (
+        1e4 * ff.all_mean((1e-7 * in_half(t.x).astype(jnp.float32)).astype(jnp.float16))
+    ),
     "scaled in float16": lambda t: ff.all_mean(
         jnp.mean(t.x.astype(jnp.float16), (0, 1)) * jnp.float16(1e-7)
     ),
@@ -92,6 +99,10 @@ EXACT = {
     "a mean that is not differentiated": lambda t: ff.all_mean(lax.stop_gradient(jnp.mean(t.x))),
     "a maximum that is not differentiated": lambda t: ff.all_max(lax.stop_gradient(jnp.max(t.x))),
     "a mean put somewhere": lambda t: ff.all_mean(jax.device_put(jnp.mean(t.x))),
+    "a mean in float16": lambda t: ff.all_mean(in_half(t.x)),
+    "a mean over time and environments in float16": lambda t: ff.all_mean(
+        jnp.mean(t.x.astype(jnp.float16), (0, 1))
+    ),
     "a maximum in float16": lambda t: ff.all_max(jnp.max(t.x.astype(jnp.float16))),
     "a mean in bfloat16": lambda t: ff.all_mean(jnp.mean(t.x.astype(jnp.bfloat16), (0, 1))),
 }
@@ -220,9 +231,9 @@ def test_a_mean_of_whole_numbers_is_refused_in_messages_too(dtype: Any) -> None:
     assert refusal(of_actors(mean), **coarse) is None  # pyright: ignore[reportArgumentType]
 
 
-def test_a_part_in_float16_is_refused_in_messages_too() -> None:
+def test_a_part_that_is_scaled_in_float16_is_refused_in_messages_too() -> None:
     def mean(x: jax.Array) -> jax.Array:
-        return jnp.mean(x.astype(jnp.float16))
+        return jnp.mean(x.astype(jnp.float16)) * jnp.float16(1e-6)
 
     reason = refusal(
         lambda t: ff.all_mean(ff.component("actor.mean")(mean)(t.x)),

@@ -45,8 +45,9 @@ def test_it_trains(fresh: Fresh, tmp_path: Path) -> None:
     ("extra", "code"),
     {
         "flax": "import fragflow.ops.networks.nnx",
-        "draw": "from fragflow.tools import record, names; from pathlib import Path; "
-        "record.check_drawable(names.find_environment('Tag', {}), Path('a.gif'))",
+        "draw": "from pathlib import Path; from fragflow.tools.experiment import gif; "
+        "from fragflow.tools.inputs.resolve import find_environment; "
+        "gif.check_drawable(find_environment('Tag', {}), Path('a.gif'))",
     }.items(),
 )
 def test_what_needs_an_extra_says_which(fresh: Fresh, extra: str, code: str) -> None:

@@ -117,8 +117,8 @@ def precondition(pair: EqnPair, kinds: Sequence[Kind], entry: Entry) -> Kind | N
     for kind, variable in zip(kinds, pair.a.invars, strict=True):
         dtype = variable.aval.dtype
         if kind.tag is Tag.PARTIAL:
-            met = next((t for t in (dtype, pair.a.outvars[0].aval.dtype) if is_coarse(t)), None)
-            if kind.reduction == "sum" and met is not None:
+            met = _leaves_range(pair, kind, dtype)
+            if met is not None:
                 return mixed(coarse(met), pair.line)
             proof = entry.linear if kind.reduction == "sum" else entry.monotone
             if not proof or not _is_exact(pair, kind, dtype):
@@ -135,6 +135,7 @@ def precondition(pair: EqnPair, kinds: Sequence[Kind], entry: Entry) -> Kind | N
     return None
 
 
+_SCALES = ("mul", "div", "dot_general", "conv_general_dilated")
 _CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
 """primitives whose results may have another type than their operands"""
 
@@ -142,8 +143,6 @@ _CASTS = ("convert_element_type", "dot_general", "conv_general_dilated")
 def _is_exact(pair: EqnPair, kind: Kind, old: Any) -> bool:
     """True if this does to a value of type `old` what it would do to exact numbers."""
     wraps = wraps_around(old)
-    if kind.tag is Tag.PARTIAL and is_coarse(old) and jnp.finfo(old).bits < 16:
-        return False
     if pair.name in ("neg", "add", "add_any", "sub"):
         return not (wraps and kind.tag is Tag.PARTIAL and kind.reduction != "sum")
     if pair.name == "div":
@@ -166,11 +165,26 @@ def _is_exact(pair: EqnPair, kind: Kind, old: Any) -> bool:
     if "b" in (old.kind, new.kind) or wraps:
         return False
     if was_float and is_float:
-        enough = digits_of(new) >= min(digits_of(old), kind.digits) and not is_coarse(new)
+        enough = digits_of(new) >= min(digits_of(old), kind.digits)
         return kind.tag is not Tag.PARTIAL or enough
     if is_float:
         return digits_of(new) >= digits_of(np.dtype(np.float32))
     return not was_float and bool(np.can_cast(old, new, "safe"))
+
+
+def _leaves_range(pair: EqnPair, kind: Kind, old: Any) -> Any:
+    """The type of a small range in which parts would be other numbers than the whole, if any.
+
+    float16 may hold a mean or a sum of rows that were in it, but not what is scaled besides.
+    """
+    if is_coarse(old) and jnp.finfo(old).bits < 16:
+        return old
+    if kind.reduction != "sum":
+        return None
+    if is_coarse(old) and pair.name in _SCALES:
+        return old
+    new = pair.a.outvars[0].aval.dtype
+    return new if new != old and is_coarse(new) and kind.digits != digits_of(new) else None
 
 
 def wraps_around(dtype: Any) -> bool:
@@ -199,9 +213,16 @@ def with_digits(pair: EqnPair, kinds: Sequence[Kind], results: Sequence[Kind]) -
         if k.tag in (Tag.VARYING, Tag.PARTIAL) and jnp.issubdtype(v.aval.dtype, jnp.inexact)
     ]
     digits = max(met, default=EXACT)
+    if digits == digits_of(jnp.float16) and _scales(pair, kinds):
+        digits = EXACT  # no numbers of float16's range any more
     return [
         replace(k, digits=digits) if k.tag in (Tag.VARYING, Tag.PARTIAL) else k for k in results
     ]
+
+
+def _scales(pair: EqnPair, kinds: Sequence[Kind]) -> bool:
+    """True if this multiplies by other numbers than counts of environments, as a mean does."""
+    return pair.name in _SCALES and any(k.tag is Tag.UNIFORM and not k.degree for k in kinds)
 
 
 def well_formed(kind: Kind, a: Any, b: Any, sizes: tuple[int, int]) -> bool:

@@ -23,9 +23,7 @@ from fragflow.graph.replicas.kinds import (
     Kind,
     Tag,
     aligned,
-    coarse,
     common_degree,
-    is_coarse,
     mixed,
     partial,
     row_number,
@@ -372,8 +370,6 @@ def reduced(kind: Kind, operation: str, dtype: Any, line: str) -> Kind:
     is_float = jnp.issubdtype(dtype, jnp.inexact)
     if kind.tag is Tag.PARTIAL and operation == "mean" and not is_float:
         return mixed(WHOLE_MEAN, line)
-    if kind.tag is Tag.PARTIAL and kind.reduction == "sum" and is_coarse(dtype):
-        return mixed(coarse(dtype), line)
     if kind.tag is Tag.UNIFORM:
         if kind.zero or kind.degree == (1 if operation == "sum" else 0):
             return replace(UNIFORM, zero=kind.zero)
