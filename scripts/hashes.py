@@ -93,11 +93,13 @@ def circumstances() -> dict[str, str]:
 
 
 def _cpu() -> str:
+    """The model with its numbers: a name alone may be that of several, with other bits."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    return next(iter(re.findall(r"^model name\s*: (.*)$", text, re.M)), platform.processor())
+    found = dict(re.findall(r"^(model name|cpu family|model|stepping)\s*: (.*)$", text, re.M))
+    return " ".join(found.values()) or platform.processor()
 
 
 def main() -> int:
