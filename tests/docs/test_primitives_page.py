@@ -19,7 +19,7 @@ from hunt.primitives import NOT_DRAWN
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "primitives.md").read_text(encoding="utf-8")
-OF = re.findall(r"primitive of JAX ([\d.]+\d)", PAGE)[0]
+OF = re.findall(r"primitive that JAX ([\d.]+\d) lists", PAGE)[0]
 """the JAX whose primitives the page has"""
 PROGRAMS = {name for functions in FAMILIES.values() for name in functions}
 PROGRAMS |= {*BY_ALL, "by its name (test_unknown.py)"}
