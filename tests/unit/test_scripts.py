@@ -9,6 +9,7 @@ import pytest
 
 import matrix
 import private_parameters
+import prove
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -56,3 +57,18 @@ def test_a_page_of_versions_keeps_what_was_tried() -> None:
         matrix.Cell("3.12", "0.12.0", {"install": "passed", "ray": "passed"}, 0.0, "0.12.0", "cd2"),
     ]
     assert matrix.cells_in(matrix.page(tried)) == tried
+
+
+@pytest.mark.parametrize(
+    ("said", "ran"),
+    [
+        ("3 skipped in 0.22s", False),
+        ("3 skipped, 1 deselected in 2.0s", False),
+        ("43 deselected in 0.1s", False),
+        ("no tests ran in 0.01s", False),
+        ("14 passed, 43 deselected in 104.80s (0:01:44)", True),
+        ("500 programs: 195 refused, 136 accepted, 114 played, 55 failed", True),
+    ],
+)
+def test_tests_that_did_not_run_prove_nothing(said: str, ran: bool) -> None:
+    assert (prove.NOTHING_RAN.match(said) is None) == ran
