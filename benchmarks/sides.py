@@ -5,8 +5,9 @@
         --side now . .venv/bin/python
 
 The first side is what the others are measured against. A side's further words, NAME=VALUE, are
-environment variables of its own. What is timed: whole iterations of one program (`gpu-only`) and
-of fragments (`single-learner-coarse`), compiled before; and from start to end, without a cache of
+environment variables of its own. What is timed: whole iterations of one program (`gpu-only`), of
+fragments (`single-learner-coarse`), and of fragments with a message per step
+(`single-learner-fine`), compiled before; and from start to end, without a cache of
 compiled programs, the first command of the README, one that trains hardly at all, and `fragflow
 show` for 128 workers.
 """
@@ -32,6 +33,13 @@ except ImportError:  # before cli was a folder
 sys.exit(main())
 """
 TRAIN = "train ppo --env CartPole-v1 --total-steps"
+STEPWISE = """\
+import sys
+sys.path.insert(0, sys.argv[1])
+import engines, measure
+driver = engines.Driver(engines.Task(8).runtime("single-learner-fine"))
+measure.serve({"go": lambda: driver.advance(20)}, {"versions": engines.versions()})
+"""
 COMMANDS = {
     "demo": ("the README's first command, from start to end", f"{TRAIN} 524288"),
     "start": ("a training of 2,048 steps, from start to end", f"{TRAIN} 2048"),
@@ -40,7 +48,7 @@ COMMANDS = {
         "show ppo --env CartPole-v1 --policy single-learner-coarse --workers 128 --num-envs 1024",
     ),
 }
-PARTS = ("fused", "coarse", *COMMANDS)
+PARTS = ("fused", "coarse", "stepwise", *COMMANDS)
 TARGET = 1.03
 
 
@@ -56,9 +64,12 @@ class Side:
     def environment(self) -> dict[str, str]:
         return self.variables | {"PYTHONPATH": str(self.checkout / "src")}
 
+    @property
+    def fused(self) -> Path:
+        return self.checkout / "benchmarks" / "fused.py"
+
     def worker(self, *arguments: object) -> measure.Worker:
-        script = self.checkout / "benchmarks" / "fused.py"
-        return measure.Worker(script, *arguments, python=self.python, variables=self.environment())
+        return measure.Worker(*arguments, python=self.python, variables=self.environment())
 
 
 def main() -> None:
@@ -107,7 +118,7 @@ def _fused(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
     return _served(
         "gpu-only, 64 environments x 128 steps, 524,288 steps per sample",
         sides,
-        ("--worker", "rival", "--envs", 64, "--steps", 524_288),
+        lambda side: (side.fused, "--worker", "rival", "--envs", 64, "--steps", 524_288),
         "go",
         rounds,
     )
@@ -117,16 +128,30 @@ def _coarse(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
     return _served(
         "single-learner-coarse, one worker, 64 environments x 128 steps",
         sides,
-        ("--worker", "coarse"),
+        lambda side: (side.fused, "--worker", "coarse"),
         "single-learner-coarse",
         rounds,
     )
 
 
+def _stepwise(sides: Sequence[Side], rounds: int) -> dict[str, Any]:
+    return _served(
+        "single-learner-fine, one worker, 8 environments x 128 steps",
+        sides,
+        lambda side: ("-c", STEPWISE, side.checkout / "benchmarks"),
+        "go",
+        rounds,
+    )
+
+
 def _served(
-    title: str, sides: Sequence[Side], arguments: Sequence[object], order: str, rounds: int
+    title: str,
+    sides: Sequence[Side],
+    words: Callable[[Side], Sequence[object]],
+    order: str,
+    rounds: int,
 ) -> dict[str, Any]:
-    workers = {side.name: side.worker(*arguments) for side in sides}
+    workers = {side.name: side.worker(*words(side)) for side in sides}
     versions = {name: worker.info["versions"] for name, worker in workers.items()}
     runs = {name: (lambda worker=worker: worker.run(order)) for name, worker in workers.items()}
     data = _compared(title, runs, rounds)
@@ -157,6 +182,7 @@ def _command(part: str, sides: Sequence[Side], rounds: int) -> dict[str, Any]:
 _PARTS = {
     "fused": _fused,
     "coarse": _coarse,
+    "stepwise": _stepwise,
     **{part: functools.partial(_command, part) for part in COMMANDS},
 }
 
