@@ -29,7 +29,9 @@ from fragflow.policies import Lag as Lag
 from fragflow.policies import Lockstep as Lockstep
 from fragflow.policies import Place as Place
 from fragflow.policies import Policy as Policy
+from fragflow.tools.experiment.compile import Compiled as Compiled
+from fragflow.tools.experiment.compile import compile as compile
 from fragflow.tools.experiment.load import Agent as Agent
 from fragflow.tools.experiment.load import load as load
-from fragflow.tools.experiment.train import Result as Result
+from fragflow.tools.experiment.result import Result as Result
 from fragflow.tools.experiment.train import train as train

@@ -11,7 +11,7 @@ import pytest
 from fragflow.algorithms.a3c import A3C
 from fragflow.remote.coordinator.remote_driver import RemoteDriver
 from fragflow.remote.protocol import process_client
-from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.traffic import Sent
 from graph.toy import Toy
 from remote.signals import KillingAll, Signalling
 from remote.training import assert_same, in_threads, train

@@ -27,7 +27,7 @@ from fragflow.remote.transport.mailbox import Route, SocketChannels
 from fragflow.remote.transport.shared_memory import SLOTS, SharedSlots
 from fragflow.remote.transport.unix_socket import UnixReceiver, UnixSender
 from fragflow.runtime.drivers.channels import Closed
-from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.traffic import Sent
 from fragflow.runtime.planning.instructions import Run
 
 SMALL = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

@@ -23,8 +23,9 @@ from fragflow.remote.transport.frames import (
 )
 from fragflow.remote.transport.shared_memory import SharedSlots
 from fragflow.remote.transport.unix_socket import UnixSender
-from fragflow.runtime.drivers.channels import Closed, Payload
-from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.drivers.channels import Closed
+from fragflow.runtime.protocols import Payload
+from fragflow.runtime.traffic import Sent
 
 LARGE_BYTES = int(os.environ.get("FRAGFLOW_LARGE_BYTES", 1 << 18))
 """size from which a message goes through shared memory if its receiver is on the same host"""
@@ -75,6 +76,9 @@ class _RouteState:
 
     def put(self, payload: Payload) -> None:
         self.channels.send(self, payload)
+
+    def get(self, what: str) -> Payload:
+        return self.channels.get(self, what)
 
 
 class SocketChannels:
