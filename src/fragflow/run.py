@@ -5,30 +5,31 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from fragflow.api.algorithm import Algorithm
-from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.error_owner import judging
-from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Value
-from fragflow.graph.passes.split import Options
 from fragflow.graph.tracing.trace import (
     Tracer,
-    env_steps_per_iteration,
     init_function,
     iteration_function,
     tracer,
 )
+from fragflow.planned_run import Execution as Execution
+from fragflow.planned_run import Experiment as Experiment
+from fragflow.planned_run import Graph, iterations_for, refuse_no_steps
+from fragflow.planned_run import PlannedRun as PlannedRun
+from fragflow.planned_run import RuntimeName as RuntimeName
+from fragflow.planned_run import plan_run as plan_run
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
-from fragflow.remote.launch.cluster import Cluster as Cluster
+from fragflow.remote.launch.cluster import Cluster
 from fragflow.runtime.asynchrony.runtime import AsyncRuntime
 from fragflow.runtime.asynchrony.server import Server
 from fragflow.runtime.asynchrony.thread_workers import AsyncThreadWorkers
@@ -39,7 +40,6 @@ from fragflow.runtime.host_environments.pool import (
     AnsweringPool,
     HostPool,
     answer_by,
-    as_placed,
     close_pools,
     open_pools,
 )
@@ -50,10 +50,9 @@ from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
-from fragflow.runtime.planning.plan import Plan, make_plan
 from fragflow.runtime.programs.devices import deploy_here
 from fragflow.runtime.programs.implementations import Picks, in_words, inexact
-from fragflow.runtime.programs.prepare_workers import Assembly, Progress, no_progress
+from fragflow.runtime.programs.prepare_workers import Assembly
 from fragflow.runtime.promises.compare_bits import bits_depend_on, other_bits
 from fragflow.runtime.promises.equality import after_restarts, equality
 from fragflow.runtime.promises.probe_cache import recall, remember
@@ -64,19 +63,6 @@ from fragflow.runtime.run_chunks import train
 
 if TYPE_CHECKING:  # needs libraries that a run in threads does not
     from fragflow.remote.launch.launcher import Launcher
-
-RuntimeName = Literal["local", "eager", "processes", "ray"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
-    """The learning problem, without any deployment."""
-
-    algorithm: Algorithm
-    environment: AnyEnvironment
-    num_envs: int
-    total_steps: int
-    seed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,84 +97,6 @@ class Outcome:
     @property
     def mean_return(self) -> float | None:
         return mean_return(self.rows)
-
-
-def iterations_for(total_steps: int, steps_per_iteration: int) -> int:
-    """Whole iterations that make at least `total_steps`."""
-    return max(1, -(-total_steps // steps_per_iteration))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """How a run is carried out, its policy and deployment apart."""
-
-    runtime: RuntimeName = "local"
-    cluster: Cluster | None = None
-    """where the ray runtime runs; by default a cluster of its own on this machine"""
-    deterministic: bool = False
-    options: Options = field(default_factory=Options)
-    implementations: Mapping[str, str] = field(default_factory=dict[str, str])
-    """implementations of kernels that were asked for; by default the workers pick"""
-    probe: bool = True
-    """compare what replicas compute with the undivided program, before the run"""
-    stall_timeout_seconds: float = 120.0
-
-    def __post_init__(self) -> None:
-        if self.cluster is not None and self.runtime != "ray":
-            raise ConfigError(f"a Ray cluster is given, but the runtime is {self.runtime}: use ray")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
-    """The graph of a planned run, and what follows from it."""
-
-    source: Tracer
-    """of the program that was cut: all environments', or one asynchronous worker's"""
-    fdg: FDG
-    plan: Plan
-    iterations: int
-    steps_per_iteration: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRun:
-    """An experiment that is traced, cut and planned; nothing is compiled or started yet."""
-
-    experiment: Experiment
-    policy: Policy
-    deployment: Deployment
-    execution: Execution
-    graph: Graph | None
-    """None in the eager runtime, which runs the undivided loop"""
-    seconds: float
-    """to trace, cut and plan"""
-
-
-def plan_run(
-    experiment: Experiment,
-    policy: Policy,
-    deployment: Deployment,
-    execution: Execution | None = None,
-    progress: Progress = no_progress,
-) -> PlannedRun:
-    """Traces, cuts and plans; refuses all that can be refused without a run."""
-    execution = execution or Execution()
-    began = time.perf_counter()
-    _check_numbers(experiment)
-    if execution.runtime == "eager":
-        _check_eager(policy, execution)
-        graph = None
-    else:
-        progress("tracing", 0, 1)
-        graph = _graph(experiment, policy, deployment, execution)
-    return PlannedRun(
-        experiment=experiment,
-        policy=policy,
-        deployment=deployment,
-        execution=execution,
-        graph=graph,
-        seconds=time.perf_counter() - began,
-    )
 
 
 def run(
@@ -299,55 +207,6 @@ class _Ready:
     state: Callable[[], Any]
 
 
-def _check_numbers(experiment: Experiment) -> None:
-    if experiment.num_envs < 1:
-        raise ConfigError(f"num-envs is {experiment.num_envs}: expected at least 1")
-    if not 1 <= experiment.total_steps < 2**31:
-        raise ConfigError(
-            f"total-steps is {experiment.total_steps}: expected at least 1 and less than 2^31"
-        )
-
-
-def _check_eager(policy: Policy, execution: Execution) -> None:
-    if policy.synchronisation != LOCKSTEP:
-        raise ConfigError(
-            f"the eager runtime runs the undivided loop, in lockstep: {policy.synchronisation} "
-            "needs the local runtime"
-        )
-    if policy.first is not None:
-        raise ConfigError("the eager runtime steps all environments together: leave out first")
-    if execution.implementations:
-        raise ConfigError("the eager runtime has one implementation of everything: plain JAX")
-
-
-def _graph(
-    experiment: Experiment, policy: Policy, deployment: Deployment, execution: Execution
-) -> Graph:
-    """The program to cut, cut and planned; if asynchronous, for one worker and the server."""
-    environment = as_placed(experiment.environment, policy, deployment)
-    total, workers = experiment.num_envs, deployment.workers
-    if not isinstance(policy.synchronisation, Asynchronous):
-        workers = 1
-    if total % workers:
-        raise PolicyError(
-            f"num-envs is {total}, which cannot be divided among {workers} asynchronous workers: "
-            f"use a multiple of {workers}"
-        )
-    if workers > 1:
-        deployment = replace(deployment, workers=1)
-    source = tracer(experiment.algorithm, environment, total // workers, total)
-    fdg = cut(source, policy, deployment, execution.options, deterministic=execution.deterministic)
-    steps = env_steps_per_iteration(source.at(source.extent), total)
-    _refuse_no_steps(experiment, steps)
-    return Graph(
-        source=source,
-        fdg=fdg,
-        plan=make_plan(fdg),
-        iterations=iterations_for(experiment.total_steps, steps),
-        steps_per_iteration=steps,
-    )
-
-
 def _sources(experiment: Experiment, steps: int, iterations: int) -> dict[str, np.ndarray]:
     return {
         "env_ids": np.arange(experiment.num_envs, dtype=np.int32),
@@ -355,13 +214,6 @@ def _sources(experiment: Experiment, steps: int, iterations: int) -> dict[str, n
         "steps_per_iteration": np.asarray(steps, np.int32),
         "total_iterations": np.asarray(iterations, np.int32),
     }
-
-
-def _refuse_no_steps(experiment: Experiment, steps: int) -> None:
-    if steps == 0:
-        raise ConfigError(
-            f"{type(experiment.algorithm).__name__}.step never calls env.step: nothing to train on"
-        )
 
 
 def _first_state(
@@ -537,7 +389,7 @@ def _prepare_eager(experiment: Experiment) -> _Ready:
             pool,
         )
         steps = runtime.env_steps * experiment.num_envs
-        _refuse_no_steps(experiment, steps)
+        refuse_no_steps(experiment, steps)
     except BaseException:
         if pool is not None:
             pool.close()

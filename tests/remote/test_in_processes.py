@@ -136,8 +136,8 @@ def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.M
 
     def watched(self: Any, word: str, content: Any = None, on_point: Any = None) -> Any:
         found = call(self, word, content, on_point)
-        if word == "work":
-            payloads = [*(content[1] or {}).values(), *found[1].values()]
+        if word == "run":
+            payloads = [*(content[2] or {}).values(), *found[1].values()]
             sent.extend(sum(a.nbytes for a in p if a is not None) for p in payloads)
         return found
 
@@ -196,7 +196,7 @@ def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.Monk
 
             def mark_and_die(point: Any) -> None:
                 on_point(point)
-                if point.iteration == sum(content) and not killed:
+                if point.iteration == content[0] + content[1] and not killed:
                     killed.append(self.name)
                     (process,) = children(f"{self.name}.0.")
                     time.sleep(1.0)  # the others are done by now

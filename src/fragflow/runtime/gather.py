@@ -52,14 +52,14 @@ def state_of(fdg: FDG, workers: Sequence[DrivenWorker]) -> dict[Value, np.ndarra
     leaves: dict[Value, np.ndarray] = {}
     for carry in fdg.program.loop.carries:
         holders = [w for w in workers if carry.inside in w.state()]
-        owner = _owner(fdg, carry, holders)
-        parts = [w.state()[carry.inside] for w in holders if w.name == owner]
-        leaves[carry.inside] = joined(parts, kind_of(carry.inside, fdg.kinds[owner]))
+        maker = owner(fdg, carry, holders)
+        parts = [w.state()[carry.inside] for w in holders if w.name == maker]
+        leaves[carry.inside] = joined(parts, kind_of(carry.inside, fdg.kinds[maker]))
     return leaves
 
 
-def _owner(fdg: FDG, carry: Carry, holders: Sequence[DrivenWorker]) -> str:
-    # Mirrors hold the same value; the owner makes it, and does not receive it in a message.
+def owner(fdg: FDG, carry: Carry, holders: Sequence[DrivenWorker]) -> str:
+    """The fragment that makes a state leaf; others hold it too, but receive it in a message."""
     names = list(dict.fromkeys(w.name for w in holders))
     received = {(t.target, p.value) for t in fdg.transfers for p in t.parcels}
     makers = [n for n in names if (n, carry.next) not in received]

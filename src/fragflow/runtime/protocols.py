@@ -20,7 +20,7 @@ from fragflow.runtime.planning.plan import FragmentPlan
 from fragflow.runtime.programs.prepare_workers import Assembly
 from fragflow.runtime.traffic import Sent
 
-Array = np.ndarray | jax.Array
+Array = np.ndarray | np.generic | jax.Array
 Payload = Sequence[Array | None]
 """the arrays of a message; None stands for one that another sender sends"""
 Metrics = dict[Value, list[np.ndarray]]

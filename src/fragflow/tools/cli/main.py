@@ -144,7 +144,7 @@ def _notice() -> None:
 
 
 def _show(words: list[str]) -> int:
-    algorithm, values, hyper = _algorithm_options(
+    _, values, hyper = _algorithm_options(
         "show", "Print the fragments and messages that a policy makes of an algorithm.", SHOW, words
     )
     from fragflow.tools.experiment.compile import compile

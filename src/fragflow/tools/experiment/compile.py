@@ -19,7 +19,6 @@ from fragflow.remote.launch.cluster import Cluster, read_cluster
 from fragflow.run import (
     Execution,
     Experiment,
-    Graph,
     PlannedRun,
     RuntimeName,
     Silent,
@@ -85,12 +84,12 @@ class Compiled:
     @property
     def fdg(self) -> FDG:
         """The fragments, and the messages between them."""
-        return self._graph.fdg
+        return self.planned.fdg
 
     @property
     def plan(self) -> Plan:
         """The instructions of each fragment."""
-        return self._graph.plan
+        return self.planned.cut_graph.plan
 
     @property
     def equality(self) -> str:
@@ -192,12 +191,6 @@ class Compiled:
             display.close()
             if directory is not None:
                 directory.discard_if_empty()
-
-    @property
-    def _graph(self) -> Graph:
-        if self.planned.graph is None:
-            raise ConfigError("the eager runtime runs the undivided loop: there is no graph")
-        return self.planned.graph
 
     def _prepare_process(self, display: Display | None = None) -> None:
         """Settings of JAX that end with a run, so that each needs them anew."""
