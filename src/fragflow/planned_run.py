@@ -47,6 +47,8 @@ class Execution:
     probe: bool = True
     """compare what replicas compute with the undivided program, before the run"""
     stall_timeout_seconds: float = 120.0
+    large_bytes: int | None = None
+    """size from which messages between processes of one host go through shared memory"""
 
     def __post_init__(self) -> None:
         if self.cluster is not None and self.runtime != "ray":

@@ -345,7 +345,8 @@ def _workers(planned: PlannedRun, graph: Graph) -> WorkerSet:
         from fragflow.remote.launch.local import LocalLauncher
 
         launcher = LocalLauncher()
-    return ProcessWorkers(fdg, graph.plan, launcher, patience)
+    large = {} if execution.large_bytes is None else {"large_bytes": execution.large_bytes}
+    return ProcessWorkers(fdg, graph.plan, launcher, patience, **large)
 
 
 def _runtime(planned: PlannedRun, graph: Graph, workers: WorkerSet, assembly: Assembly) -> Runtime:

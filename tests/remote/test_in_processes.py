@@ -82,9 +82,8 @@ def test_bits_are_those_of_threads(policy: str, workers: int) -> None:
     assert here == there
 
 
-def test_large_messages_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
-    threads, processes = (train(Toy(), runtime=r) for r in ("local", "processes"))
+def test_large_messages_go_through_shared_memory() -> None:
+    threads, processes = (train(Toy(), runtime=r, large_bytes=64) for r in ("local", "processes"))
     assert_same(threads, processes)
 
 

@@ -18,11 +18,12 @@ from remote.training import assert_same, in_threads, train
 
 
 @pytest.mark.slow
-def test_a_replacement_sends_through_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_sends_through_shared_memory_too() -> None:
     """Its messages go on with the numbers of its predecessor, in memory of its own."""
-    monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
     observer = Signalling("_1.", signal.SIGKILL, at=(20,))
-    disturbed = train(Toy(), iterations=300, observer=observer, stall_timeout_seconds=20.0)
+    disturbed = train(
+        Toy(), iterations=300, observer=observer, stall_timeout_seconds=20.0, large_bytes=64
+    )
     assert_same(in_threads(Toy(), iterations=300), disturbed)
     assert disturbed.replacements == 1
 

@@ -14,6 +14,7 @@ from fragflow.remote.launch.launcher import Launcher
 from fragflow.remote.protocol.exported import export_program
 from fragflow.remote.protocol.jobs import FragmentJob, Job, Settled, thin_graph, thin_part
 from fragflow.remote.transport.frames import arrays_of
+from fragflow.remote.transport.mailbox import LARGE_BYTES
 from fragflow.runtime.drivers.assign_workers import WorkerSpec
 from fragflow.runtime.host_environments.pool import AnsweringPool
 from fragflow.runtime.planning.plan import FragmentPlan, Plan
@@ -27,9 +28,18 @@ class ProcessWorkers:
     """Workers in processes that a launcher starts; the server of an asynchronous run is here."""
 
     def __init__(
-        self, fdg: FDG, plan: Plan, launcher: Launcher, stall_timeout_seconds: float = 120.0
+        self,
+        fdg: FDG,
+        plan: Plan,
+        launcher: Launcher,
+        stall_timeout_seconds: float = 120.0,
+        large_bytes: int = LARGE_BYTES,
     ):
-        """Starts all processes, which open their environments; all are ended here."""
+        """Starts all processes, which open their environments; all are ended here.
+
+        Messages of `large_bytes` go through shared memory, where there is one.
+        """
+        self._large_bytes = large_bytes
         self.drivers: list[Driver] = []
         self._stall_timeout_seconds = stall_timeout_seconds
         self._processes = WorkerProcesses(fdg, plan, launcher)
@@ -45,9 +55,7 @@ class ProcessWorkers:
     def start(self, assembly: Assembly) -> None:
         """Sends every process its job; the processes compile at the same time."""
         fdg, processes = assembly.fdg, self._processes
-        jobs = [
-            _job(processes, spec, assembly, self._stall_timeout_seconds) for spec in processes.specs
-        ]
+        jobs = [self._job(spec, assembly) for spec in processes.specs]
         for spec, job in zip(processes.specs, jobs, strict=True):
             processes.process(spec).begin("job", job)
         for spec, job in zip(processes.specs, jobs, strict=True):
@@ -63,6 +71,28 @@ class ProcessWorkers:
                 driver = RestartingDriver(processes, spec, job, settled)
             self.drivers.append(driver)
 
+    def _job(self, spec: ProcessSpec, assembly: Assembly) -> Job:
+        fdg, processes = assembly.fdg, self._processes
+        # An asynchronous worker's part of the state depends on its environments, as in a replicated
+        # fragment.
+        kinds = fdg.kinds if fdg.server is None else dict.fromkeys(fdg.fragments, fdg.row_kinds)
+        parts = [assembly.plan.parts[worker.fragment] for worker in spec.workers]
+        return Job(
+            me=spec.name,
+            fdg=thin_graph(fdg, parts),
+            script=spec.script,
+            part_jobs=tuple(
+                _fragment_job(assembly, worker, kinds[worker.fragment]) for worker in spec.workers
+            ),
+            routes=tuple(
+                route for route in processes.routes() if spec.name in (route.source, route.target)
+            ),
+            addresses=processes.addresses(),
+            timeout_seconds=self._stall_timeout_seconds,
+            large_bytes=self._large_bytes,
+            expendable=frozenset(s.name for s in processes.specs if recovery_in(fdg, s)),
+        )
+
     def preload(self, message: str, sender: int, receiver: int, payload: Payload) -> None:
         """Puts a first message at its sender, so that a replacement can ask for it again."""
         key = (message, sender, receiver)
@@ -75,33 +105,6 @@ class ProcessWorkers:
 
     def close(self) -> None:
         self._processes.close()
-
-
-def _job(
-    processes: WorkerProcesses,
-    spec: ProcessSpec,
-    assembly: Assembly,
-    timeout_seconds: float,
-) -> Job:
-    fdg = processes.fdg
-    # An asynchronous worker's part of the state depends on its environments, as in a replicated
-    # fragment.
-    kinds = fdg.kinds if fdg.server is None else dict.fromkeys(fdg.fragments, fdg.row_kinds)
-    parts = [assembly.plan.parts[worker.fragment] for worker in spec.workers]
-    return Job(
-        me=spec.name,
-        fdg=thin_graph(fdg, parts),
-        script=spec.script,
-        part_jobs=tuple(
-            _fragment_job(assembly, worker, kinds[worker.fragment]) for worker in spec.workers
-        ),
-        routes=tuple(
-            route for route in processes.routes() if spec.name in (route.source, route.target)
-        ),
-        addresses=processes.addresses(),
-        timeout_seconds=timeout_seconds,
-        expendable=frozenset(s.name for s in processes.specs if recovery_in(fdg, s)),
-    )
 
 
 def _fragment_job(

@@ -86,6 +86,8 @@ class Job:
     routes: tuple[Route, ...]
     addresses: Mapping[str, Address]
     timeout_seconds: float
+    large_bytes: int
+    """size from which messages to this host go through shared memory"""
     incarnation: int = 0
     expendable: frozenset[str] = frozenset()
     """processes that are replaced when they are lost"""

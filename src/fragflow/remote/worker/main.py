@@ -175,6 +175,7 @@ class WorkerProcess:
                 job.incarnation,
                 expendable=job.expendable,
                 moves=self._moves,
+                large_bytes=job.large_bytes,
             )
         channels: Channels = self.channels or slots
         workers = [self._worker(job, part_job, channels) for part_job in job.part_jobs]
