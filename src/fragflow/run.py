@@ -46,6 +46,7 @@ from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
+from fragflow.runtime.planning.print_plan import text_after
 from fragflow.runtime.programs.devices import deployment_here, prepare_devices
 from fragflow.runtime.programs.implementations import in_words, inexact
 from fragflow.runtime.promises.compare_bits import other_bits
@@ -114,6 +115,15 @@ def graph(experiment: Experiment, policy: Policy, deployment: Deployment, **opti
     _check_numbers(experiment)
     source, deployment = _source(experiment, policy, deployment)
     return cut(source, policy, deployment, Options(**options))
+
+
+def show_after(
+    stage: str, experiment: Experiment, policy: Policy, deployment: Deployment, **options: bool
+) -> str:
+    """The text of a stage in the making of that graph; those after it are not made."""
+    _check_numbers(experiment)
+    source, deployment = _source(experiment, policy, deployment)
+    return text_after(stage, source, policy, deployment, Options(**options))
 
 
 def run(

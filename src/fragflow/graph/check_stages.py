@@ -4,7 +4,7 @@ What is found here is a fault of fragflow, said where it was made and not where 
 user's mistakes are refused elsewhere, by the passes and in `check.py`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fragflow.errors import GraphError, PolicyError, StageError
@@ -37,7 +37,7 @@ from fragflow.graph.stages import (
     Stage,
     TraceStage,
 )
-from fragflow.graph.tracing.trace import ITERATION, SOURCES
+from fragflow.graph.tracing.trace import SOURCES
 
 
 def check_stage(stage: Stage) -> None:
@@ -97,7 +97,11 @@ class _Scopes:
     """all values so far, with their positions; those that are no longer in scope too"""
 
     def training_loop(
-        self, program: Program, loop: Loop, constants: Sequence[Constant], given: Iterable[Value] = ()
+        self,
+        program: Program,
+        loop: Loop,
+        constants: Sequence[Constant],
+        given: Iterable[Value] = (),
     ) -> None:
         scope: set[Value] = set()
         self._make(scope, dict.fromkeys([*program.sources.values(), *given]))

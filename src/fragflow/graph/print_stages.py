@@ -274,7 +274,9 @@ def _split(stage: SplitStage) -> Iterator[str]:
             for c in program.loop.carries
             if split.keepers[c.final] != name and keeps(c, name, split.needs, split.homes)
         ]
-        reported = [names[s.outside] for s in program.loop.stacks if split.keepers[s.outside] == name]
+        reported = [
+            names[s.outside] for s in program.loop.stacks if split.keepers[s.outside] == name
+        ]
         copied = [
             names[v]
             for node in walk((program.loop,))

@@ -147,7 +147,7 @@ def _show(words: list[str]) -> int:
     algorithm, values, hyper = _algorithm_options(
         "show", "Print the fragments and messages that a policy makes of an algorithm.", SHOW, words
     )
-    from fragflow.run import Experiment, graph
+    from fragflow.run import Experiment, graph, show_after
     from fragflow.runtime.planning.plan import make_plan
     from fragflow.runtime.programs.devices import deployment_here, shortage
     from fragflow.runtime.programs.implementations import pick
@@ -164,7 +164,13 @@ def _show(words: list[str]) -> int:
     )
     deployment = deployment_here(values["workers"], values["learners"])
     on = bool(values["optimise"])
-    fdg = graph(experiment, policy, deployment, hoist=on, sink=on, coalesce=on)
+    after, switches = values["after"], dict.fromkeys(("hoist", "sink", "coalesce"), on)
+    if after is not None:
+        if values["format"] != "text":
+            raise ConfigError(f"--after {after} prints text: leave out --format {values['format']}")
+        print(show_after(after, experiment, policy, deployment, **switches).rstrip("\n"))
+        return 0
+    fdg = graph(experiment, policy, deployment, **switches)
     if values["format"] == "driver":
         from fragflow.runtime.drivers import codegen
 
