@@ -1,9 +1,8 @@
-"""A small loop after every stage of the compiler: a change of a pass shows where it was made."""
+"""A small loop after every stage: a change of a pass shows where it was made, under every JAX."""
 
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
 from fragflow.graph.tracing.trace import Tracer, tracer
@@ -12,8 +11,6 @@ from fragflow.runtime.planning.print_plan import STAGE_NAMES, text_after
 from graph.toy import Drift, Toy
 
 HERE = Path(__file__).parent / "stages"
-LOCK = (Path(__file__).parents[2] / "requirements.lock").read_text(encoding="utf-8")
-(OF, *_) = re.findall(r"^jax==(\S+)", LOCK, re.M)
 POLICY = "single-learner-fine"
 
 
@@ -26,7 +23,6 @@ def printed(source: Tracer, stage: str) -> str:
     return text_after(stage, source, POLICIES[POLICY], Deployment(workers=2))
 
 
-@pytest.mark.skipif(jax.__version__ != OF, reason=f"the equations are those of JAX {OF}")
 @pytest.mark.parametrize("stage", STAGE_NAMES)
 def test_golden_stage(toy: Tracer, stage: str, update_golden: bool):
     found = printed(toy, stage)
