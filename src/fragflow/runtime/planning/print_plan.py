@@ -38,11 +38,13 @@ def text_after(
     policy: Policy,
     deployment: Deployment,
     options: Options | None = None,
+    *,
+    deterministic: bool = False,
 ) -> str:
     """The text of the stage `name`; those after it are not made, and refuse nothing."""
     if name not in STAGE_NAMES:
         raise ConfigError(unknown("stage", name, STAGE_NAMES))
-    for stage in stages(source, policy, deployment, options):
+    for stage in stages(source, policy, deployment, options, deterministic=deterministic):
         if stage.name == name:
             return print_stage(stage)
         if isinstance(stage, FragmentsStage):
