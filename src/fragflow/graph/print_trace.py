@@ -57,8 +57,8 @@ def type_of(aval: Any) -> str:
 
 def short(dtype: Any) -> str:
     word = str(dtype)
-    letters = word.rstrip("0123456789")
-    return _SHORT.get(letters, letters) + word[len(letters) :]
+    family = word.rstrip("0123456789")
+    return _SHORT.get(family, family) + word[len(family) :]
 
 
 def typed(name: str, aval: Any) -> str:
