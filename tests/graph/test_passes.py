@@ -1,15 +1,17 @@
 """Every pass of the compiler, on a few operations, with the result written down."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from fragflow.graph.ir import Carry, Stack, Transfer, walk
+from fragflow.graph.ir import Carry, Stack, Transfer, Value, walk
 from fragflow.graph.passes.collectives import as_sends_and_receives, with_collectives
 from fragflow.graph.passes.dataflow import FREE, dataflow
 from fragflow.graph.passes.minimum_cut import minimum_cut
 from fragflow.graph.passes.optimise import coalesce, unhoist
 from fragflow.graph.passes.place_glue import colour
 from fragflow.graph.passes.split import Options, insert_transfers
-from fragflow.graph.replicas.kinds import UNIFORM, partial, varying
+from fragflow.graph.replicas.kinds import UNIFORM, Kind, partial, varying
+from fragflow.policies.policy import Over
 from graph.small import (
     FRAGMENTS,
     MEAN,
@@ -64,7 +66,9 @@ def owners_of(sizes):
         op("learnt", "glue", of="learner"),
         sizes=sizes,
     )
-    kinds = {"environments": dict.fromkeys(made.avals[made.extent], varying(0))}
+    kinds: Mapping[Over, Mapping[Value, Kind]] = {
+        "environments": dict.fromkeys(made.avals[made.extent], varying(0))
+    }
     pair = [placed("actor", 2), placed("learner", 1)]
     return colour(made, dataflow(made), pair, lambda component: component, kinds)
 
