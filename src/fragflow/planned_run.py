@@ -17,6 +17,7 @@ from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
 from fragflow.remote.launch.cluster import Cluster
 from fragflow.runtime.host_environments.pool import as_placed
 from fragflow.runtime.planning.plan import Plan, make_plan
+from fragflow.runtime.planning.print_plan import text_after
 from fragflow.runtime.programs.prepare_workers import Progress, no_progress
 
 RuntimeName = Literal["local", "eager", "processes", "ray"]
@@ -152,10 +153,24 @@ def _check_eager(policy: Policy, execution: Execution) -> None:
         raise ConfigError("the eager runtime has one implementation of everything: plain JAX")
 
 
-def _graph(
-    experiment: Experiment, policy: Policy, deployment: Deployment, execution: Execution
-) -> Graph:
-    """The program to cut, cut and planned; if asynchronous, for one worker and the server."""
+def text_of_stage(
+    stage: str,
+    experiment: Experiment,
+    policy: Policy,
+    deployment: Deployment,
+    execution: Execution,
+) -> str:
+    """The text of a stage of the compiler; later ones are not made, and refuse nothing."""
+    _check_numbers(experiment)
+    source, local = _source(experiment, policy, deployment)
+    how = {"deterministic": execution.deterministic}
+    return text_after(stage, source, policy, local, execution.options, **how)
+
+
+def _source(
+    experiment: Experiment, policy: Policy, deployment: Deployment
+) -> tuple[Tracer, Deployment]:
+    """The program to cut, and its deployment; if asynchronous, for one worker and the server."""
     environment = as_placed(experiment.environment, policy, deployment)
     total, workers = experiment.num_envs, deployment.workers
     if not isinstance(policy.synchronisation, Asynchronous):
@@ -167,7 +182,14 @@ def _graph(
         )
     if workers > 1:
         deployment = replace(deployment, workers=1)
-    source = tracer(experiment.algorithm, environment, total // workers, total)
+    return tracer(experiment.algorithm, environment, total // workers, total), deployment
+
+
+def _graph(
+    experiment: Experiment, policy: Policy, deployment: Deployment, execution: Execution
+) -> Graph:
+    source, deployment = _source(experiment, policy, deployment)
+    total = experiment.num_envs
     fdg = cut(source, policy, deployment, execution.options, deterministic=execution.deterministic)
     steps = env_steps_per_iteration(source.at(source.extent), total)
     refuse_no_steps(experiment, steps)

@@ -27,6 +27,7 @@ from fragflow.planned_run import Graph, iterations_for, refuse_no_steps
 from fragflow.planned_run import PlannedRun as PlannedRun
 from fragflow.planned_run import RuntimeName as RuntimeName
 from fragflow.planned_run import plan_run as plan_run
+from fragflow.planned_run import text_of_stage as text_of_stage
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
 from fragflow.remote.launch.cluster import Cluster

@@ -147,9 +147,14 @@ def _show(words: list[str]) -> int:
     _, values, hyper = _algorithm_options(
         "show", "Print the fragments and messages that a policy makes of an algorithm.", SHOW, words
     )
-    from fragflow.tools.experiment.compile import compile
+    from fragflow.tools.experiment.compile import compile, show_stage
 
-    settings = _settings(values, hyper)
+    settings, after = _settings(values, hyper), values["after"]
+    if after is not None:
+        if values["format"] != "text":
+            raise ConfigError(f"--after {after} prints text: leave out --format {values['format']}")
+        print(show_stage(after, values["algorithm"], values["env"], **settings).rstrip("\n"))
+        return 0
     compiled = compile(values["algorithm"], values["env"], **settings, elsewhere=True)
     shown = compiled.driver() if values["format"] == "driver" else compiled.show(values["format"])
     print(shown.rstrip("\n"))

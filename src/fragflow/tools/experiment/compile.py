@@ -4,21 +4,16 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Any, Unpack
 
 from fragflow.api import Algorithm, HostEnvironment
 from fragflow.api.environment_batch import AnyEnvironment
-from fragflow.environments import library_of
-from fragflow.environments.wrapping.wrappers import wrap as wrap_environment
-from fragflow.errors import ConfigError, unknown
+from fragflow.errors import ConfigError
 from fragflow.graph.ir import FDG
-from fragflow.graph.passes.split import Options
 from fragflow.graph.show import render
 from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
-from fragflow.remote.launch.cluster import Cluster, read_cluster
+from fragflow.remote.launch.cluster import Cluster
 from fragflow.run import (
-    Execution,
-    Experiment,
     PlannedRun,
     RuntimeName,
     Silent,
@@ -26,13 +21,12 @@ from fragflow.run import (
     plan_run,
     promise_of,
     remembered_equality,
+    text_of_stage,
 )
 from fragflow.runtime.drivers import codegen
 from fragflow.runtime.planning.plan import Plan
 from fragflow.runtime.programs.devices import (
-    as_here,
     compute_in_calling_thread,
-    deploy_here,
     set_up_xla,
     shortage,
 )
@@ -46,12 +40,16 @@ from fragflow.tools.experiment.restore_process import as_before
 from fragflow.tools.experiment.result import Result, result_of, show_result
 from fragflow.tools.experiment.run_directory import RunDirectory
 from fragflow.tools.experiment.watch import Watcher
-from fragflow.tools.inputs import resolve
-from fragflow.tools.inputs.trust import is_known_environment
+from fragflow.tools.inputs.resolve import why_default
+from fragflow.tools.inputs.settings import (
+    DEFAULT_TOTAL_STEPS,
+    Settings,
+    resolve_settings,
+    with_library,
+    wrappers_text,
+)
 from fragflow.tools.inputs.values import require_whole
 
-DEFAULT_NUM_ENVS = 16
-DEFAULT_TOTAL_STEPS = 1_048_576
 EVAL_EPISODES = 100
 
 
@@ -113,8 +111,20 @@ class Compiled:
     def __str__(self) -> str:
         return repr(self) if self.planned.graph is None else self.show()
 
-    def show(self, format: str = "text") -> str:
-        """The graph as text, as a Mermaid picture or as JSON."""
+    def show(self, format: str = "text", after: str | None = None) -> str:
+        """The graph as text, as a Mermaid picture or as JSON; or what the compiler had made before.
+
+        Args:
+            format: "text", "mermaid" or "json".
+            after: a stage of the compiler: trace, program, kinds, owners, split, messages,
+                fragments or plan.
+        """
+        if after is not None:
+            if format != "text":
+                raise ConfigError(f"after={after!r} is text: leave out format={format!r}")
+            planned = self.planned
+            made = (planned.experiment, planned.policy, planned.deployment, planned.execution)
+            return text_of_stage(after, *made)
         picked = pick(self.plan, self.planned.execution.implementations)
         ways = {
             fragment: {name: way.text for name, way in chosen.items()}
@@ -214,28 +224,6 @@ class Compiled:
         )
 
 
-class Settings(TypedDict, total=False):
-    """The settings of `compile` that those who call it pass on."""
-
-    num_envs: int | None
-    total_steps: int
-    seed: int
-    policy: Policy | str | None
-    sync: Synchronisation | str | None
-    first: int | None
-    runtime: RuntimeName
-    cluster: Cluster | str | Path | None
-    workers: int
-    learners: int
-    deterministic: bool
-    optimise: bool
-    probe: bool
-    implementations: Mapping[str, str] | None
-    hyperparameters: Mapping[str, Any] | None
-    env_args: Mapping[str, Any] | None
-    wrap: Mapping[str, Any] | None
-
-
 @reported
 @as_before()
 def compile(
@@ -301,137 +289,50 @@ def compile(
         TraceError: the algorithm or the environment breaks a rule of training loops.
         ReplicaError: replicas would compute something else than one undivided program.
     """
-    for name, value, least in (
-        ("workers", workers, 1),
-        ("first", first, 1),
-        ("learners", learners, 1),
-        ("num-envs", num_envs, 1),
-        ("total-steps", total_steps, 1),
-        ("seed", seed, 0),
-    ):
-        require_whole(name, value, least)
-    if runtime not in get_args(RuntimeName):
-        raise ConfigError(unknown("runtime", str(runtime), get_args(RuntimeName)))
-    execution = Execution(
-        runtime=runtime,
-        cluster=read_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
-        deterministic=deterministic,
-        options=Options() if optimise else Options(hoist=False, sink=False, coalesce=False),
-        implementations=dict(implementations or {}),
-        probe=probe,
-    )
-    chosen = resolve.find_policy(policy, env, sync, first)
-    deployment = Deployment(workers=workers, learners=learners)
-    if elsewhere:
-        deployment = as_here(deployment)
-    elif runtime != "eager":
-        # Before the environment is made: that may start JAX, which then keeps its devices.
-        if resolve.runs_on_host(env):
-            compute_in_calling_thread()
-        deployment = deploy_here(chosen, workers, learners)
     use_compilation_cache()
-    made = resolve.make_algorithm(algorithm, hyperparameters)
-    if num_envs is None:
-        num_envs = int(getattr(made, "default_num_envs", DEFAULT_NUM_ENVS))
-    experiment = Experiment(
-        algorithm=made,
-        environment=wrap_environment(_environment(env, env_args), **(wrap or {})),
+    resolved = resolve_settings(
+        algorithm,
+        env,
+        elsewhere,
         num_envs=num_envs,
         total_steps=total_steps,
         seed=seed,
+        policy=policy,
+        sync=sync,
+        first=first,
+        runtime=runtime,
+        cluster=cluster,
+        workers=workers,
+        learners=learners,
+        deterministic=deterministic,
+        optimise=optimise,
+        probe=probe,
+        implementations=implementations,
+        hyperparameters=hyperparameters,
+        env_args=env_args,
+        wrap=wrap,
     )
-    asked = {
-        **_identity(algorithm, made, env, env_args, wrap, experiment.environment),
-        "num_envs": num_envs,
-        "total_steps": total_steps,
-        "policy": chosen.name,
-        "sync": str(chosen.synchronisation),
-        "first": chosen.first,
-        "runtime": runtime,
-        "workers": workers,
-        "learners": learners,
-        "seed": seed,
-        "deterministic": deterministic,
-        "optimise": optimise,
-        "probe": probe,
-        "implementation": dict(implementations or {}),
-    }
     display: Display = Quiet() if quiet else display_for()
     try:
-        planned = plan_run(experiment, chosen, deployment, execution, display.phase)
+        planned = plan_run(*resolved.parts, display.phase)
     finally:
         display.close()
     return Compiled(
         planned=planned,
-        asked=asked,
-        title=f"{asked['algorithm']} on {_with_library(env)}{_wrappers_text(wrap)}",
-        reason=resolve.why_default(chosen) if policy is None else "",
-        shortage=shortage(chosen, deployment) if elsewhere else None,
+        asked=resolved.asked,
+        title=f"{resolved.asked['algorithm']} on {with_library(env)}{wrappers_text(wrap)}",
+        reason=why_default(planned.policy) if policy is None else "",
+        shortage=shortage(planned.policy, planned.deployment) if elsewhere else None,
     )
 
 
-def _with_library(env: AnyEnvironment | str) -> str:
-    """The name of an environment; a bare name gets its library in front."""
-    if not isinstance(env, str):
-        return env.name
-    return env if ":" in env else f"{library_of(env)}:{env}"
-
-
-def _wrappers_text(wrap: Mapping[str, Any] | None) -> str:
-    words = [
-        name.replace("_", "-") + ("" if value is True else f"={value}")
-        for name, value in (wrap or {}).items()
-    ]
-    return f" ({', '.join(words)})" if words else ""
-
-
-def _environment(env: AnyEnvironment | str, arguments: Mapping[str, Any] | None) -> Any:
-    if isinstance(env, str):
-        return resolve.find_environment(env, arguments)
-    if arguments:
-        raise ConfigError("env_args need an environment given by name: this one is an object")
-    return resolve.check_environment(type(env).__name__, env)
-
-
-def _identity(
-    given: Any,
-    algorithm: Algorithm,
+@reported
+@as_before()
+def show_stage(
+    stage: str,
+    algorithm: Algorithm | type[Algorithm] | str,
     env: AnyEnvironment | str,
-    arguments: Mapping[str, Any] | None,
-    wrap: Mapping[str, Any] | None,
-    environment: AnyEnvironment,
-) -> dict[str, Any]:
-    """The names in a run's configuration, and what is needed to make its objects again."""
-    builtin = resolve.builtin_algorithm_name(algorithm)
-    fields = [f.name for f in dataclasses.fields(algorithm) if f.init]
-    values = {name: getattr(algorithm, name) for name in fields}
-    foreign = sorted(name for name, value in values.items() if not _is_plain(value))
-    is_name = isinstance(env, str)
-    own_env = not (is_name and is_known_environment(env))
-    needs = ["algorithm"] if builtin is None or foreign else []
-    needs += ["env"] if own_env else []
-    named = {
-        # Hyperparameters are kept: without others than plain ones, the class is enough.
-        "algorithm": resolve.importable_name(type(algorithm))
-        if not foreign
-        else (given if isinstance(given, str) else None),
-        "env": env if is_name else resolve.default_name(env),
-    }
-    return {
-        "algorithm": builtin or type(algorithm).__name__,
-        "hyperparameters": {
-            name: repr(value) if name in foreign else value for name, value in values.items()
-        },
-        "env": env if is_name and resolve.is_builtin_environment(env) else environment.name,
-        "env_args": dict(arguments or {}),
-        "wrap": dict(wrap or {}),
-        "load_needs": needs,
-        "named": {kind: named[kind] for kind in needs if named[kind]},
-    }
-
-
-def _is_plain(value: Any) -> bool:
-    """True if JSON can hold `value` so that it comes back the same."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    **settings: Unpack[Settings],
+) -> str:
+    """What the compiler has made after a stage, even if it refuses the cut at a later one."""
+    return text_of_stage(stage, *resolve_settings(algorithm, env, True, **settings).parts)

@@ -6,10 +6,11 @@ from typing import Unpack
 
 from fragflow.api import Algorithm
 from fragflow.api.environment_batch import AnyEnvironment
-from fragflow.tools.experiment.compile import EVAL_EPISODES, Settings, compile
+from fragflow.tools.experiment.compile import EVAL_EPISODES, compile
 from fragflow.tools.experiment.error_report import reported
 from fragflow.tools.experiment.restore_process import as_before
 from fragflow.tools.experiment.result import Result
+from fragflow.tools.inputs.settings import Settings
 
 
 @reported
