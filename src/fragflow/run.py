@@ -18,7 +18,7 @@ from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG
-from fragflow.graph.passes.split import Options
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.tracing.trace import (
     Tracer,
     env_steps_per_iteration,
@@ -109,11 +109,16 @@ def iterations_for(total_steps: int, steps_per_iteration: int) -> int:
     return max(1, -(-total_steps // steps_per_iteration))
 
 
-def graph(experiment: Experiment, policy: Policy, deployment: Deployment, **options: bool) -> FDG:
+def graph(
+    experiment: Experiment,
+    policy: Policy,
+    deployment: Deployment,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
+) -> FDG:
     """The graph that `run` would execute."""
     _check_numbers(experiment)
     source, deployment = _source(experiment, policy, deployment)
-    return cut(source, policy, deployment, Options(**options))
+    return cut(source, policy, deployment, optimisations)
 
 
 def run(
@@ -125,7 +130,7 @@ def run(
     runtime: RuntimeName = "local",
     cluster: Cluster | None = None,
     deterministic: bool = False,
-    options: Options | None = None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
     slots: Mapping[str, int] | None = None,
     implementations: Mapping[str, str] | None = None,
     observer: Observer | None = None,
@@ -162,7 +167,7 @@ def run(
         observer.phase("tracing", 0, 1)
         deployment = deployment_here(workers, learners, slots)
         source, local = _source(experiment, policy, deployment)
-        fdg = cut(source, policy, local, options, deterministic=deterministic)
+        fdg = cut(source, policy, local, optimisations, deterministic=deterministic)
         ready = _prepare_local(
             experiment,
             source,
@@ -172,6 +177,7 @@ def run(
             asynchronous=_asynchronous(policy, workers),
             launcher=_launcher(runtime, cluster),
             implementations=implementations,
+            optimisations=optimisations,
             probe=functools.partial(
                 tried,
                 lambda: _in_lockstep(experiment, source, fdg, policy, deployment),
@@ -299,6 +305,7 @@ def _prepare_local(
     asynchronous: Mapping[str, int],
     launcher: "Callable[[], Launcher] | None",
     implementations: Mapping[str, str] | None,
+    optimisations: Optimisations,
     probe: Callable[..., Tried],
     stall_timeout_seconds: float,
 ) -> _Ready:
@@ -310,7 +317,7 @@ def _prepare_local(
     observer.phase("initialising", 0, 1)
     names = [carry.inside for carry in fdg.program.loop.carries]
     if launcher is not None:
-        pools, runtime, release = _processes(fdg, asynchronous, launcher())
+        pools, runtime, release = _processes(fdg, asynchronous, launcher(), optimisations)
     else:
         pools = open_pools(fdg, asynchronous.get("workers", 1))
         release = functools.partial(close_pools, pools)
@@ -346,6 +353,7 @@ def _prepare_local(
             pools=pools,
             row_kinds=fdg.row_kinds if is_deterministic else None,
             implementations=implementations,
+            optimisations=optimisations,
             stall_timeout_seconds=stall_timeout_seconds,
             progress=observer.phase,
         )
@@ -387,7 +395,7 @@ def _launcher(runtime: RuntimeName, cluster: Cluster | None) -> "Callable[[], La
 
 
 def _processes(
-    fdg: FDG, asynchronous: Mapping[str, int], launcher: "Launcher"
+    fdg: FDG, asynchronous: Mapping[str, int], launcher: "Launcher", optimisations: Optimisations
 ) -> tuple[Mapping[str, Sequence[Any]], Callable[..., Any], Callable[[], None]]:
     """Starts a run's processes; returns their environments, their runtime and how to end them."""
     from fragflow.remote.coordinator.processes import WorkerProcesses
@@ -397,7 +405,7 @@ def _processes(
         LaggedInProcesses,
     )
 
-    processes = WorkerProcesses(fdg, launcher)
+    processes = WorkerProcesses(fdg, launcher, optimisations)
     if asynchronous:
         runtime = functools.partial(AsyncInProcesses, **asynchronous)
     else:

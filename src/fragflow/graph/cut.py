@@ -14,11 +14,12 @@ from fragflow.graph.check import (
 )
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.passes.collectives import as_sends_and_receives, transfers_in, with_collectives
 from fragflow.graph.passes.dataflow import dataflow
 from fragflow.graph.passes.optimise import coalesce, unhoist
 from fragflow.graph.passes.place_glue import colour
-from fragflow.graph.passes.split import Options, Split, insert_transfers, project, split
+from fragflow.graph.passes.split import Split, insert_transfers, project, split
 from fragflow.graph.replicas.analysis import NO_AXES, Axes, analyse_replicas, axes_of, extent_of
 from fragflow.graph.replicas.one_environment_each import check_stands_for
 from fragflow.graph.tracing.build_program import build
@@ -34,7 +35,7 @@ def cut(
     source: Tracer,
     policy: Policy,
     deployment: Deployment,
-    options: Options | None = None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
     *,
     deterministic: bool = False,
 ) -> FDG:
@@ -42,7 +43,6 @@ def cut(
 
     `deterministic` prepares canonical blocks: every component is visible, and traced for a block.
     """
-    options = options or Options()
     # The fragments, and the components they own.
     undivided = source.at(source.extent)
     components = components_in(undivided)
@@ -72,17 +72,17 @@ def cut(
     # The fragment of each operation, and the messages that follow.
     owners = colour(program, flow, placed, holders.__getitem__, held.views(row_kinds))
     check_owners(flow, owners, names)
-    decided = split(program, flow, owners, names, options)
-    loop = _with_transfers(program, decided, names, options)
+    decided = split(program, flow, owners, names, optimisations)
+    loop = _with_transfers(program, decided, names, optimisations)
 
     # The fragments, each checked to compute its part of the whole.
-    known = check_fragments(held, _parts(loop, names, decided, options), row_kinds)
+    known = check_fragments(held, _parts(loop, names, decided, optimisations), row_kinds)
     unproven = _unproven(placed, axes)
     for axis in axes.all():
         if unproven and axis.is_stood_for:
             check_stands_for(source, axis)
     loop = with_collectives(loop, placed, lambda p: known[p.over])
-    parts = _parts(loop, names, decided, options)
+    parts = _parts(loop, names, decided, optimisations)
     fdg = FDG(
         policy=policy.name,
         program=program,
@@ -138,16 +138,18 @@ def _extents(
 
 
 def _with_transfers(
-    program: Program, decided: Split, names: Sequence[str], options: Options
+    program: Program, decided: Split, names: Sequence[str], optimisations: Optimisations
 ) -> Loop:
-    loop = insert_transfers(program, decided, names, options)
-    if not options.hoist:
+    loop = insert_transfers(program, decided, names, optimisations)
+    if not optimisations.hoist:
         loop = unhoist(loop, decided)
-    return coalesce(loop, decided) if options.coalesce else loop
+    return coalesce(loop, decided) if optimisations.coalesce else loop
 
 
-def _parts(loop: Loop, names: Sequence[str], decided: Split, options: Options) -> dict[str, Loop]:
-    return {name: project(loop, name, decided, options) for name in names}
+def _parts(
+    loop: Loop, names: Sequence[str], decided: Split, optimisations: Optimisations
+) -> dict[str, Loop]:
+    return {name: project(loop, name, decided, optimisations) for name in names}
 
 
 def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fragflow.graph.ir import FDG, Carry, Value
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.runtime.drivers.assign_workers import WorkerSpec, assign_workers
 from fragflow.runtime.drivers.channels import Closed, QueueChannels
@@ -41,6 +42,7 @@ class LocalRuntime:
         row_kinds: Mapping[Value, Kind] | None = None,
         stall_timeout_seconds: float = 120.0,
         implementations: Mapping[str, str] | None = None,
+        optimisations: Optimisations = ALL_OPTIMISATIONS,
         compiler_options: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ):
@@ -50,7 +52,7 @@ class LocalRuntime:
         """
         self.fdg = fdg
         self._pools = pools or {}
-        self.plan: Plan = make_plan(fdg)
+        self.plan: Plan = make_plan(fdg, optimisations)
         assembly = Assembly(
             fdg,
             self.plan,

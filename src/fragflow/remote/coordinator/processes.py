@@ -8,6 +8,7 @@ import numpy as np
 
 from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.ir import FDG
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.remote.launch.launcher import Demand, Launcher
 from fragflow.remote.launch.placement import place
 from fragflow.remote.protocol.environment_recipes import recipe_of, search_path
@@ -34,9 +35,14 @@ class ProcessSpec:
 class WorkerProcesses:
     """Starts all processes; those with environments on the host open them."""
 
-    def __init__(self, fdg: FDG, launcher: Launcher):
+    def __init__(
+        self,
+        fdg: FDG,
+        launcher: Launcher,
+        optimisations: Optimisations = ALL_OPTIMISATIONS,
+    ):
         self.fdg = fdg
-        self.plan: Plan = make_plan(fdg)
+        self.plan: Plan = make_plan(fdg, optimisations)
         self.specs = (
             _specs_of(fdg, self.plan)
             if fdg.server is None

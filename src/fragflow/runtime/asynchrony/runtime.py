@@ -15,6 +15,7 @@ import numpy as np
 
 from fragflow.errors import RunError
 from fragflow.graph.ir import FDG, Value
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.runtime.asynchrony.server_queue import (
     AsyncWorker,
@@ -54,6 +55,7 @@ class AsyncRuntime:
         pools: Mapping[str, Sequence[HostPool]] | None = None,
         row_kinds: Mapping[Value, Kind] | None = None,
         implementations: Mapping[str, str] | None = None,
+        optimisations: Optimisations = ALL_OPTIMISATIONS,
         stall_timeout_seconds: float = 120.0,
         progress: Progress | None = None,
     ):
@@ -64,7 +66,7 @@ class AsyncRuntime:
         self._stall_timeout_seconds = stall_timeout_seconds
         self._count = workers
         self._queue = ServerQueue(workers, bound, ahead)
-        plan = make_plan(fdg)
+        plan = make_plan(fdg, optimisations)
         self._assembly = Assembly(
             fdg,
             plan,

@@ -70,7 +70,7 @@ def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
     Fragments of one replica on one device take turns: separate threads would only cost time. If
     messages are late, fragments work at the same time, and each has its own thread.
     """
-    if fdg.delays:
+    if fdg.delays or not plan.optimisations.share_threads:
         return tuple((name,) for name in fdg.fragments)
     single = [f for f in fdg.fragments.values() if f.replicas == 1]
     together = [f.name for f in single if not plan.parts[f.name].fused]

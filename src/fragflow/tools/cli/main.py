@@ -113,7 +113,7 @@ def _train(words: list[str]) -> int:
         "workers",
         "learners",
         "deterministic",
-        "optimise",
+        "without",
         "probe",
         "eval_every",
         "eval_episodes",
@@ -152,6 +152,7 @@ def _show(words: list[str]) -> int:
     from fragflow.runtime.programs.devices import deployment_here, shortage
     from fragflow.runtime.programs.implementations import pick
     from fragflow.tools.inputs import resolve
+    from fragflow.tools.inputs.without import optimisations_without
 
     policy = resolve.find_policy(values["policy"], values["env"], values["sync"], values["first"])
     made = resolve.make_algorithm(algorithm, hyper)
@@ -163,19 +164,20 @@ def _show(words: list[str]) -> int:
         total_steps=1,
     )
     deployment = deployment_here(values["workers"], values["learners"])
-    on = bool(values["optimise"])
-    fdg = graph(experiment, policy, deployment, hoist=on, sink=on, coalesce=on)
+    optimisations = optimisations_without(values["without"])
+    fdg = graph(experiment, policy, deployment, optimisations)
+    plan = make_plan(fdg, optimisations)
     if values["format"] == "driver":
         from fragflow.runtime.drivers import codegen
 
-        text = codegen.render(fdg, make_plan(fdg))
+        text = codegen.render(fdg, plan)
     else:
         from fragflow.graph.show import render
 
         asked = resolve.parse_arguments(values["implementation"], "--implementation")
         picks = {
             fragment: {name: way.text for name, way in chosen.items()}
-            for fragment, chosen in pick(make_plan(fdg), asked).items()
+            for fragment, chosen in pick(plan, asked).items()
         }
         title = f"{values['algorithm']} on {values['env']}"
         text = render(fdg, values["format"], title, picks)

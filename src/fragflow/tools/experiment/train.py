@@ -13,7 +13,6 @@ from fragflow.environments import library_of
 from fragflow.environments.wrapping.wrappers import wrap as wrap_environment
 from fragflow.error_owner import judging
 from fragflow.errors import ConfigError, unknown
-from fragflow.graph.passes.split import Options
 from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
 from fragflow.remote.launch.cluster import Cluster, read_cluster
 from fragflow.run import Experiment, Outcome, RuntimeName, run
@@ -27,6 +26,7 @@ from fragflow.tools.experiment.run_directory import RunDirectory, sha256_of, ver
 from fragflow.tools.experiment.watch import Watcher, params_of
 from fragflow.tools.inputs import resolve
 from fragflow.tools.inputs.trust import is_known_environment
+from fragflow.tools.inputs.without import names_without, optimisations_without
 
 DEFAULT_NUM_ENVS = 16
 DEFAULT_TOTAL_STEPS = 1_048_576
@@ -115,7 +115,7 @@ def train(
     workers: int = 1,
     learners: int = 1,
     deterministic: bool = False,
-    optimise: bool = True,
+    without: str | Sequence[str] = (),
     probe: bool = True,
     implementations: Mapping[str, str] | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
@@ -134,11 +134,11 @@ def train(
     name. `total_steps` is rounded up to whole iterations. `sync` (lockstep, lag=K, async, async=K)
     replaces how the policy's fragments are synchronised; `first` how many environments of a worker
     are acted on at a time (EnvPool's, the first that have answered); `implementations` how kernels
-    are computed, as in `{"discounted_sums": "xla"}`. `cluster` is where the ray runtime
-    runs, or the path of a `cluster.toml` that says so. `probe=False` leaves out the trial of what
-    replicas compute, before the run. With `run_dir`, configuration, metrics,
-    weights and a summary are kept there, and `ff.load` finds them. `stop` is asked between
-    iterations; True ends the run in good order.
+    are computed, as in `{"discounted_sums": "xla"}`; `without` names optimisations to leave out, as
+    in "pack,donate", or "all". `cluster` is where the ray runtime runs, or the path of a
+    `cluster.toml` that says so. `probe=False` leaves out the trial of what replicas compute, before
+    the run. With `run_dir`, configuration, metrics, weights and a summary are kept there, and
+    `ff.load` finds them. `stop` is asked between iterations; True ends the run in good order.
 
     Afterwards the process is as it was, except that JAX has started: with as many devices as the
     policy needs.
@@ -156,6 +156,7 @@ def train(
         require_whole(name, value, least)
     if runtime not in get_args(RuntimeName):
         raise ConfigError(unknown("runtime", str(runtime), get_args(RuntimeName)))
+    optimisations = optimisations_without(without)
     chosen_policy = resolve.find_policy(policy, env, sync, first)
     deployment = Deployment(workers=workers, learners=learners)
     directory = None if run_dir is None else RunDirectory.create(run_dir)
@@ -191,7 +192,7 @@ def train(
             "learners": learners,
             "seed": seed,
             "deterministic": deterministic,
-            "optimise": optimise,
+            "without": list(names_without(without)),
             "probe": probe,
             "implementation": dict(implementations or {}),
             "eval_every": eval_every,
@@ -223,7 +224,7 @@ def train(
             runtime=runtime,  # pyright: ignore[reportArgumentType]
             cluster=read_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
             deterministic=deterministic,
-            options=None if optimise else Options(hoist=False, sink=False, coalesce=False),
+            optimisations=optimisations,
             implementations=implementations,
             observer=watcher,
             probe=probe,
