@@ -343,7 +343,9 @@ def _prepare_local(
                 sources,
                 is_deterministic=is_deterministic,
                 implementations=implementations,
+                optimisations=optimisations,
             ),
+            optimisations,
         )
         trial_seconds = time.perf_counter() - began
         engine = runtime(

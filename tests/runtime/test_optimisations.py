@@ -1,8 +1,10 @@
 """Every optimisation can be switched off, and what is learned stays the same to the last bit."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +24,10 @@ from fragflow.graph.tracing.trace import tracer
 from fragflow.policies import Deployment, Place, Policy, named_policy
 from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.drivers.codegen import fragments_by_thread
+from fragflow.runtime.lockstep import LocalRuntime
 from fragflow.runtime.planning import plan as plans
 from fragflow.runtime.planning.plan import Plan, make_plan
+from fragflow.runtime.promises import compare_bits
 from graph.toy import Drift, State, Toy
 from runtime.test_host import HostDrift, still
 
@@ -198,6 +202,44 @@ def test_larger_programs_have_the_same_bits_too(
     without: str, name: str, policy: Policy | str
 ) -> None:
     assert_same_bits(name, policy, without)
+
+
+def test_the_page_has_all_of_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8")
+    section = page.partition("## Optimisations")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.M)) == OPTIMISATIONS
+
+
+@pytest.mark.probed
+def test_bits_are_compared_as_the_run_is_optimised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # what was compared before is not known
+    made: list[bool] = []
+
+    class Noted(LocalRuntime):
+        def __init__(self, *args: Any, **settings: Any):
+            super().__init__(*args, **settings)
+            made.append(self.plan.optimisations.share_threads)
+
+    monkeypatch.setattr(compare_bits, "LocalRuntime", Noted)
+    assert train("toy", FINE).equality == "bitwise"
+    assert train("toy", FINE, "share_threads").equality == "bitwise"
+    # Each time this run's fragments, and the undivided program.
+    assert made == [True, True, False, True]
+
+
+@pytest.mark.probed
+def test_one_fragment_step_by_step_is_compared_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compared: list[Any] = []
+    monkeypatch.setattr("fragflow.run.other_bits", lambda *given, **_: compared.append(given))
+    assert train("toy", "gpu-only").equality == "bitwise"
+    assert not compared
+    assert train("toy", "gpu-only", "whole_chunks").equality == "bitwise"
+    assert len(compared) == 1
 
 
 def test_names_are_looked_up() -> None:
