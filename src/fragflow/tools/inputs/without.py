@@ -13,7 +13,8 @@ OF_MESSAGES = ("hoist", "sink", "coalesce")
 def names_without(without: str | Sequence[str]) -> tuple[str, ...]:
     """The names in `pack,donate`, or in a sequence of names."""
     words = without.split(",") if isinstance(without, str) else without
-    if not all(isinstance(word, str) for word in words):
+    is_listed = isinstance(words, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not (is_listed and all(isinstance(word, str) for word in words)):
         raise ConfigError(
             f"without is {without!r}: expected names of optimisations, like 'pack,donate'"
         )
