@@ -1,6 +1,7 @@
 """The heart: fragments give what plain jit gives, whatever the program and the cut."""
 
 import functools
+import random
 from typing import Any
 from unittest import mock
 
@@ -26,7 +27,7 @@ from fragflow.graph.passes.split import Options
 from fragflow.graph.tracing.trace import SOURCES, init_function, iteration_function, tracer
 from fragflow.policies import Deployment, Place, Policy
 from fragflow.runtime.lockstep import LocalRuntime
-from runtime.simulate import record
+from fragflow.runtime.planning.simulate import replicas_apart, simulate
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 """programs run once here, so time spent on optimising them is lost"""
@@ -85,8 +86,9 @@ def divided(
         fdg, state, given_, stall_timeout_seconds=60, compiler_options=QUICK_COMPILE
     )
     try:
-        for seed in (None, 1, 2):
-            record(fdg, runtime.plan, seed)
+        apart = replicas_apart(fdg, runtime.plan)
+        for seed in (1, 2, 3):
+            simulate(fdg, apart, ITERATIONS, choose=random.Random(seed).choice)
         rows = runtime.run(0, ITERATIONS)
         final = runtime.state()
     finally:

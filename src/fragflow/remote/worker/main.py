@@ -40,6 +40,7 @@ from fragflow.remote.worker.recovery_points import RecoveryPoints
 from fragflow.runtime.asynchrony.server_queue import AsyncWorker, SlotChannels
 from fragflow.runtime.drivers.channels import Closed
 from fragflow.runtime.drivers.driver import Driver
+from fragflow.runtime.drivers.recorder import Recorder, TimedEvent
 from fragflow.runtime.drivers.traffic import Sent, together
 from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.host_environments.pool import HostPool
@@ -116,6 +117,7 @@ class WorkerProcess:
             "run": self._run,
             "work": self._work_once,
             "state": self._state,
+            "events": self._events,
         }
         while (request := self._next_request()) is not None:
             word, content = request
@@ -180,7 +182,7 @@ class WorkerProcess:
         else:
             channels = SlotChannels()
         workers = [self._worker(job, part_job, channels) for part_job in job.part_jobs]
-        self.driver = Driver(workers, job.script)
+        self.driver = Driver(workers, job.script, Recorder() if job.is_recorded else None)
         if self.channels is not None and job.me in job.expendable:
             self.recovery_points = RecoveryPoints(job, self.driver, self.channels, self._answer)
         if job.fdg.server is not None:
@@ -245,6 +247,11 @@ class WorkerProcess:
             for name, worker in self.driver.workers.items()
         }
         return state, self._sent()
+
+    def _events(self, _content: None) -> list[TimedEvent]:
+        """The events so far, of a job that is recorded."""
+        assert self.driver is not None
+        return [] if self.driver.recorder is None else self.driver.recorder.events
 
     def _sent(self) -> Sent:
         """The traffic of this process so far."""

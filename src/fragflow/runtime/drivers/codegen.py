@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fragflow.graph.ir import FDG, Value
-from fragflow.runtime.drivers.interleave import Block, DriverStep, ProgramOrder, SharedLoop, merged
+from fragflow.runtime.drivers.interleave import Block, DriverStep, SharedLoop, thread_order
 from fragflow.runtime.planning.instructions import (
     Ask,
     Get,
@@ -65,12 +65,8 @@ def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 def generate(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
     """Generates the source of one thread, which drives `fragments`."""
-    codes = {name: part.code for name, part in plan.parts.items()}
-    loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
-    order = ProgramOrder([t.name for t in fdg.transfers], codes, loop_names)
-    block = merged({f: codes[f] for f in fragments}, loop_names, order)
     writer = _Writer(fdg, {f: plan.parts[f] for f in fragments})
-    return writer.script(block)
+    return writer.script(thread_order(fdg, plan, fragments))
 
 
 def render(fdg: FDG, plan: Plan) -> str:
