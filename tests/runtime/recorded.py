@@ -33,7 +33,7 @@ class Recorded:
 
 
 def recorded(
-    experiment: Experiment, policy: Policy, runtime: RuntimeName = "local", **numbers: int
+    experiment: Experiment, policy: Policy, runtime: RuntimeName = "local", **numbers: Any
 ) -> Recorded:
     """Runs to the end, and returns what all drivers have noted."""
     with pytest.MonkeyPatch.context() as patch:

@@ -88,21 +88,46 @@ def event_of(
 
 def visits(code: Code) -> Iterator[tuple[Work | Message, tuple[int, ...]]]:
     """Goes through an iteration; yields instructions with the step of every loop around them."""
-    position, steps = 0, ()
+    position = 0
+    steps: list[int] = []
     while position < len(code):
         match instruction := code[position]:
             case Enter(loop, 0):
                 position = code.index(Repeat(loop, 0, position + 1)) + 1
             case Enter():
-                position, steps = position + 1, (*steps, 0)
-            case Repeat(_, length, first):
-                *outer, step = steps
-                is_last = step + 1 == length
-                position = position + 1 if is_last else first
-                steps = tuple(outer) if is_last else (*outer, step + 1)
-            case _:
-                yield instruction, steps
+                steps.append(0)
                 position += 1
+            case Repeat(_, length, first):
+                steps[-1] += 1
+                if steps[-1] < length:
+                    position = first
+                else:
+                    steps.pop()
+                    position += 1
+            case _:
+                yield instruction, tuple(steps)
+                position += 1
+
+
+def messages_of(
+    instruction: Work | Message, own: tuple[int, ...], counts: Mapping[str, int]
+) -> tuple[tuple[MessageRoute, ...], tuple[MessageRoute, ...]]:
+    """The messages that an instruction waits for and takes, and those that it adds.
+
+    `own` are the replicas that carry it out together, `counts` those of every fragment.
+    """
+    match instruction:
+        case Get(transfer):
+            return tuple(r for r in _routes(transfer, counts) if r[2] in own), ()
+        case Put(transfer):
+            return (), tuple(r for r in _routes(transfer, counts) if r[1] in own)
+        case _:
+            return (), ()
+
+
+def _routes(transfer: Transfer, counts: Mapping[str, int]) -> tuple[MessageRoute, ...]:
+    ends = routes(counts[transfer.source], counts[transfer.target], transfer.crossed)
+    return tuple((transfer.name, sender, receiver) for sender, receiver in ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +158,7 @@ def thread_code(
     found: list[Visit] = []
 
     def add(name: str, instruction: Work | Message, steps: tuple[int, ...]) -> None:
-        takes, gives = _messages(instruction, replicas[name], counts)
+        takes, gives = messages_of(instruction, replicas[name], counts)
         is_call = not isinstance(instruction, Keep)
         if isinstance(instruction, Put | Get):
             ends = {instruction.transfer.source, instruction.transfer.target}
@@ -165,24 +190,6 @@ def replicas_apart(fdg: FDG, plan: Plan) -> tuple[ThreadCode, ...]:
         for name, fragment in fdg.fragments.items()
         for replica in range(fragment.replicas)
     )
-
-
-def _messages(
-    instruction: Work | Message, own: tuple[int, ...], counts: Mapping[str, int]
-) -> tuple[tuple[MessageRoute, ...], tuple[MessageRoute, ...]]:
-    """The messages that an instruction waits for and takes, and those that it adds."""
-    match instruction:
-        case Get(transfer):
-            return tuple(r for r in _routes(transfer, counts) if r[2] in own), ()
-        case Put(transfer):
-            return (), tuple(r for r in _routes(transfer, counts) if r[1] in own)
-        case _:
-            return (), ()
-
-
-def _routes(transfer: Transfer, counts: Mapping[str, int]) -> tuple[MessageRoute, ...]:
-    ends = routes(counts[transfer.source], counts[transfer.target], transfer.crossed)
-    return tuple((transfer.name, sender, receiver) for sender, receiver in ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
