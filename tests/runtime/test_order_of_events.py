@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from fragflow.algorithms.ippo import IPPO
 from fragflow.algorithms.ppo import PPO
@@ -31,6 +34,23 @@ from runtime.test_turns import Shuffled
 pytestmark = pytest.mark.quick
 
 COARSE, FINE = "single-learner-coarse", "single-learner-fine"
+
+
+@dataclass(frozen=True)
+class Twice(Toy):
+    """Goes through its rows twice, from the last one to the first: a loop within a loop."""
+
+    def learn(self, w: jax.Array, seen: Any, actions: Any, rewards: Any) -> jax.Array:
+        def one(w: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+            grads = self.gradient(w, seen[row], actions[row], rewards[row])
+            return self.update(w, self.reduce(grads)), None
+
+        def through(w: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return lax.scan(one, w, jnp.arange(self.length), reverse=True)[0], None
+
+        return lax.scan(through, w, None, length=2)[0]
+
+
 ALGORITHMS: dict[str, tuple[Any, Any]] = {
     "ppo": (
         PPO(rollout_length=4, epochs=1, minibatches=2, hidden=(4,)),
@@ -41,6 +61,7 @@ ALGORITHMS: dict[str, tuple[Any, Any]] = {
         make_environment("Tag"),
     ),
     "toy": (Toy(), Drift()),
+    "toy twice": (Twice(), Drift()),
     "toy on the host": (Toy(), HostDrift()),
     "toy out of order": (Toy(), Shuffled()),
 }
@@ -69,6 +90,7 @@ QUICK = [
     Case(policy=COARSE, sync="lag=1"),
     Case(policy="split-device", sync="lag=1"),
     Case(policy=FINE, algorithm="toy", workers=1),  # two fragments in one thread
+    Case(policy="central", algorithm="toy twice"),
     Case(policy=COARSE, sync="lag=2", algorithm="toy"),
     Case(policy=FINE, algorithm="toy on the host"),
     Case(policy=COARSE, sync="lag=1", algorithm="toy on the host"),
@@ -124,6 +146,16 @@ def test_each_thread_does_what_is_simulated(case: Case) -> None:
         assert own == [e for e in simulated if (e.fragment, e.replicas) in drives]
     assert sum(map(len, run.by_thread)) == len(simulated)
     check_order(run.fdg, run.threads, run.iterations, run.events)
+
+
+def test_a_loop_within_a_loop_is_noted_step_by_step() -> None:
+    run = record(Case(policy="central", algorithm="toy twice"))
+    sent = [
+        e.steps for e in run.events if (e.fragment, e.kind, e.iteration) == ("server", "Put", 1)
+    ]
+    assert [steps for steps in sent if len(steps) == 2] == [
+        (a, b) for a in (0, 1) for b in range(4)
+    ]
 
 
 def refused(run: Recorded, events: Sequence[Event], why: str) -> None:
