@@ -240,6 +240,7 @@ class Schedule:
         return tuple(k for k in range(len(self.threads)) if self.is_ready(k))
 
     def is_ready(self, thread: int) -> bool:
+        """True if all messages that its next instruction takes are under way."""
         return self._is_running(thread) and all(
             self.under_way.get(route, 0) for route in self._next(thread).takes
         )
@@ -276,15 +277,11 @@ class Schedule:
         return steps[self.made[thread] % len(steps)]
 
 
-def first(ready: Sequence[int]) -> int:
-    return ready[0]
-
-
 def simulate(
     fdg: FDG,
     threads: Sequence[ThreadCode],
     iterations: int,
-    choose: Callable[[Sequence[int]], int] = first,
+    choose: Callable[[Sequence[int]], int] = min,
 ) -> tuple[Event, ...]:
     """The events of a run, in one of the orders that are allowed.
 
