@@ -27,8 +27,8 @@ from fragflow.runtime.drivers.assign_workers import thread_codes
 from fragflow.runtime.planning.plan import make_plan
 from fragflow.runtime.planning.simulate import Event, check_order, simulate
 from graph.toy import Drift, Toy
+from remote.plain_drift import PlainDrift
 from runtime.recorded import Recorded, recorded
-from runtime.test_host import HostDrift
 from runtime.test_turns import Shuffled
 
 pytestmark = pytest.mark.quick
@@ -62,7 +62,7 @@ ALGORITHMS: dict[str, tuple[Any, Any]] = {
     ),
     "toy": (Toy(), Drift()),
     "toy twice": (Twice(), Drift()),
-    "toy on the host": (Toy(), HostDrift()),
+    "toy on the host": (Toy(), PlainDrift()),
     "toy out of order": (Toy(), Shuffled()),
 }
 
@@ -84,7 +84,7 @@ class Case:
 
 LAGGED = (COARSE, "learner-per-team", "split-device")
 """policies that permit a lag; and, with several agents, `agents`"""
-QUICK = [
+FAST = [
     *(Case(policy=p) for p in (COARSE, FINE, "multi-learner", "environments", "central")),
     Case(policy="gpu-only", algorithm="toy"),  # one program: no events
     Case(policy=COARSE, sync="lag=1"),
@@ -103,15 +103,12 @@ IN_THREADS = [
     *(Case(policy=p, sync="lag=1") for p in LAGGED),
     *(Case(policy=p, algorithm="ippo") for p in POLICIES),
     *(Case(policy=p, algorithm="ippo", sync="lag=1") for p in (*LAGGED, "agents")),
-    *(case for case in QUICK if case.runtime == "local"),
+    *(case for case in FAST if case.runtime == "local"),
 ]
-SLOW = [
-    case
-    for case in dict.fromkeys([*IN_THREADS, *(replace(c, runtime="processes") for c in IN_THREADS)])
-    if case not in QUICK
-]
+IN_PROCESSES = [replace(case, runtime="processes") for case in IN_THREADS if case.first is None]
+SLOW = [case for case in dict.fromkeys([*IN_THREADS, *IN_PROCESSES]) if case not in FAST]
 CASES = [
-    *(pytest.param(case, id=str(case)) for case in QUICK),
+    *(pytest.param(case, id=str(case)) for case in FAST),
     *(pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in SLOW),
 ]
 
