@@ -1,6 +1,7 @@
 """The heart: fragments give what plain jit gives, whatever the program and the cut."""
 
 import functools
+import random
 from typing import Any
 from unittest import mock
 
@@ -28,8 +29,8 @@ from fragflow.policies import Deployment, Place, Policy
 from fragflow.runtime.drivers.thread_workers import ThreadWorkers
 from fragflow.runtime.lockstep import LockstepRuntime
 from fragflow.runtime.planning.plan import make_plan
+from fragflow.runtime.planning.simulate import replicas_apart, simulate
 from fragflow.runtime.programs.prepare_workers import Assembly
-from runtime.simulate import record
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 """programs run once here, so time spent on optimising them is lost"""
@@ -89,8 +90,9 @@ def divided(
     workers.start(Assembly(fdg, plan, state, given_, compiler_options=QUICK_COMPILE))
     runtime = LockstepRuntime(fdg, workers, stall_timeout_seconds=60)
     try:
-        for seed in (None, 1, 2):
-            record(fdg, plan, seed)
+        apart = replicas_apart(fdg, plan)
+        for seed in (1, 2, 3):
+            simulate(fdg, apart, ITERATIONS, choose=random.Random(seed).choice)
         rows = runtime.run(0, ITERATIONS)
         final = runtime.state()
     finally:

@@ -28,7 +28,6 @@ from fragflow.runtime.drivers.thread_workers import ThreadWorkers
 from fragflow.runtime.planning import plan as plans
 from fragflow.runtime.planning.plan import Plan, make_plan
 from fragflow.runtime.programs.prepare_workers import Assembly
-from fragflow.runtime.promises import compare_bits
 from graph.toy import Drift, State, Toy
 from runtime.test_host import HostDrift, still
 
@@ -224,7 +223,7 @@ def test_bits_are_compared_as_the_run_is_optimised(
         made.append(assembly.plan.optimisations.share_threads)
         start(self, assembly)
 
-    monkeypatch.setattr(compare_bits.ThreadWorkers, "start", noted)
+    monkeypatch.setattr(ThreadWorkers, "start", noted)
     assert train("toy", FINE).equality == "bitwise"
     assert train("toy", FINE, "share_threads").equality == "bitwise"
     # Each time this run's fragments, the undivided program, and the run itself.

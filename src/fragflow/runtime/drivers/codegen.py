@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fragflow.graph.ir import FDG, Transfer, Value
-from fragflow.runtime.drivers.interleave import Block, DriverStep, ProgramOrder, SharedLoop, merged
+from fragflow.runtime.drivers.interleave import Block, DriverStep, SharedLoop, thread_order
 from fragflow.runtime.drivers.source_lines import (
     Group,
     Part,
@@ -82,12 +82,9 @@ def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 def generate(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
     """Generates the source of one thread, which drives `fragments`."""
-    codes = {name: part.code for name, part in plan.parts.items()}
-    loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
-    order = ProgramOrder([t.name for t in fdg.transfers], codes, loop_names)
-    block = merged({f: codes[f] for f in fragments}, loop_names, order)
     parts = {f: plan.parts[f] for f in fragments}
-    return _Writer(fdg, parts, value_words(fdg, parts)).script(block)
+    writer = _Writer(fdg, parts, value_words(fdg, parts))
+    return writer.script(thread_order(fdg, plan, fragments))
 
 
 def render(fdg: FDG, plan: Plan) -> str:
