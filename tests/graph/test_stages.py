@@ -9,12 +9,12 @@ import pytest
 from fragflow.errors import GraphError, StageError
 from fragflow.graph.check_stages import check_stage
 from fragflow.graph.cut import cut, stages
-from fragflow.graph.ir import Loop, Op, Receive, Send, Transfer
+from fragflow.graph.ir import Loop, Op, Receive, Send, Stack, Transfer
 from fragflow.graph.replicas.kinds import varying
 from fragflow.graph.stages import STAGES
 from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
-from fragflow.runtime.planning.instructions import Enter, Get, Put, Repeat, Run
+from fragflow.runtime.planning.instructions import Enter, Get, Keep, Put, Repeat, Run
 from fragflow.runtime.planning.plan import Plan, check_plan, make_plan
 from graph.toy import Drift, Toy
 
@@ -294,6 +294,19 @@ def test_instructions_refer_to_what_there_is(plan: Plan):
         "learner",
         lambda code: [replace(c, loop=1) if isinstance(c, Enter) else c for c in code],
         "instruction 1 of learner, Enter, refers to loop 1 of 1",
+    )
+
+
+def test_a_row_is_kept_within_its_loop(plan: Plan):
+    part = plan.parts["learner"]
+    rows = (Stack(element="answer", outside="answers"),)
+    loops = tuple(replace(loop, rows=rows) for loop in part.loops)
+    parts = {**plan.parts, "learner": replace(part, loops=loops)}
+    broken(
+        replace(plan, parts=parts),
+        "learner",
+        lambda code: [Keep(0, 0), *code],
+        "instruction 0 of learner, Keep, is outside of loop 0",
     )
 
 
