@@ -184,7 +184,7 @@ def test_train_takes_the_settings_of_compile() -> None:
 
 def test_what_is_planned_for_elsewhere_is_shown_and_not_run() -> None:
     compiled = ff.compile(
-        "ppo", "CartPole-v1", policy="gpu-only", workers=64, num_envs=64, elsewhere=True
+        Toy(), Drift(), policy="gpu-only", workers=16, num_envs=64, elsewhere=True
     )
     assert "×16 @cpu" in compiled.show()
     assert compiled.shortage is not None
