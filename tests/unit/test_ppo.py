@@ -190,6 +190,7 @@ def test_weights_are_a_part_of_the_state() -> None:
         program = cut(source, named_policy("gpu-only"), Deployment()).program
         return {program.labels[value].split(".")[0] for value in program.params}
 
+    assert ff.Algorithm().weights({"params": 1.0, "obs": 2.0}) == 1.0
     assert labels(SMALL) == {"params"}
     assert labels(replace(SMALL, normalise_observations=True)) == {"params", "obs_stats"}
     assert labels(WithScale(rollout_length=8)) == {"params", "return_scale"}
