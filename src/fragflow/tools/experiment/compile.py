@@ -189,9 +189,10 @@ class Compiled:
                 if eval_episodes and acts
                 else None
             )
-            watcher = Watcher(asked, display, directory, evaluator, stop)
+            weights = experiment.algorithm.weights
+            watcher = Watcher(asked, display, directory, evaluator, weights, stop)
             outcome = execute(self.planned, watcher, self.promise)
-            result = result_of(asked, outcome, watcher, directory)
+            result = result_of(asked, outcome, weights(outcome.state), watcher, directory)
             if directory is not None:
                 directory.write_weights(result.params)
                 directory.write_summary(result.summary)

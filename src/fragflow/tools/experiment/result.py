@@ -11,7 +11,7 @@ from fragflow.error_owner import judging
 from fragflow.run import Outcome
 from fragflow.tools.experiment.progress import Display
 from fragflow.tools.experiment.run_directory import RunDirectory, sha256_of, versions
-from fragflow.tools.experiment.watch import Watcher, params_of
+from fragflow.tools.experiment.watch import Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,12 @@ class Result:
     """average number of busy processes in the last minute"""
     interrupted: bool
     versions: Mapping[str, str]
+    params: Any = field(repr=False)
+    """the part of the state that the trained agent acts with"""
     state: Any = field(repr=False)
     metrics: Sequence[Mapping[str, Any]] = field(repr=False)
     """one row per iteration"""
     run_dir: Path | None
-
-    @property
-    def params(self) -> Any:
-        return params_of(self.state)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -75,7 +73,7 @@ class Result:
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if f.name not in ("state", "metrics", "run_dir")
+            if f.name not in ("params", "state", "metrics", "run_dir")
         }
 
 
@@ -83,6 +81,7 @@ class Result:
 def result_of(
     asked: Mapping[str, Any],
     outcome: Outcome,
+    params: Any,
     watcher: Watcher,
     directory: RunDirectory | None,
 ) -> Result:
@@ -102,7 +101,7 @@ def result_of(
         mean_return=outcome.mean_return,
         eval_return=watcher.evaluate_at_end(outcome.state),
         episodes=outcome.episodes,
-        params_sha256=sha256_of(params_of(outcome.state)),
+        params_sha256=sha256_of(params),
         devices=outcome.start.devices,
         programs=outcome.start.programs,
         messages=outcome.messages,
@@ -114,6 +113,7 @@ def result_of(
         load=os.getloadavg()[0],
         interrupted=watcher.interrupted,
         versions=versions(),
+        params=params,
         state=outcome.state,
         metrics=watcher.metrics,
         run_dir=None if directory is None else directory.path,
