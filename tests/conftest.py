@@ -38,9 +38,7 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 COMPILED_QUICKLY = ("cli", "docs", "graph", "hunt", "remote", "unit")
-"""folders whose programs are compiled with few optimisations: most of the time would go there"""
-AS_RELEASED = ("smoke",)
-"""folders that compile quickly by JAX's own setting only, since they try several releases of it"""
+"""folders whose programs are compiled in the least time: most of the suite's would go there"""
 
 _compiled_in = {"least time": False}
 
@@ -67,11 +65,16 @@ def least_time() -> str:
 def compile_quickly(
     request: pytest.FixtureRequest, least_time: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Tests that compare bits of real runs, or that compute for long, are not compiled so."""
+    """Tests that compare bits of real runs, or that compute for long, are not compiled so.
+
+    Those marked `quick` have JAX's setting only: in the least time, a program that is cut may round
+    otherwise than an undivided one.
+    """
     has, folder = request.node.get_closest_marker, request.path.parent.name
-    is_quick = has("quick") is not None or (folder in COMPILED_QUICKLY and not has("optimised"))
+    in_least_time = folder in COMPILED_QUICKLY and not has("optimised")
+    is_quick = in_least_time or has("quick") is not None
     jax.config.update("jax_disable_most_optimizations", is_quick)
-    if is_quick and folder not in AS_RELEASED:
+    if in_least_time:
         _compiled_in["least time"] = True
         # For processes that a test starts: this one's JAX has started.
         monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} {least_time}")

@@ -116,6 +116,7 @@ def compare(
 OPTIONS = st.builds(Options, hoist=st.booleans(), sink=st.booleans(), coalesce=st.booleans())
 
 
+@pytest.mark.quick
 @pytest.mark.timeout(1200)
 @given(steps(2), placements(), OPTIONS)
 @settings(max_examples=8)
@@ -123,6 +124,7 @@ def test_integer_programs_are_exact(program, policy, options):
     compare(program, policy, options, INTEGERS)
 
 
+@pytest.mark.quick
 @pytest.mark.timeout(1200)
 @given(steps(1), placements(), OPTIONS)
 @settings(max_examples=8)
