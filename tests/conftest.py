@@ -37,7 +37,7 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
 
-COMPILED_QUICKLY = ("cli", "docs", "graph", "hunt", "remote", "unit")
+COMPILED_QUICKLY = ("cli", "compiler", "docs", "graph", "hunt", "remote", "unit")
 """folders whose programs are compiled in the least time: most of the suite's would go there"""
 
 _compiled_in = {"least time": False}

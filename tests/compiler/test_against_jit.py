@@ -116,7 +116,6 @@ def compare(
 OPTIONS = st.builds(Options, hoist=st.booleans(), sink=st.booleans(), coalesce=st.booleans())
 
 
-@pytest.mark.quick
 @pytest.mark.timeout(1200)
 @given(steps(2), placements(), OPTIONS)
 @settings(max_examples=8)
@@ -124,7 +123,6 @@ def test_integer_programs_are_exact(program, policy, options):
     compare(program, policy, options, INTEGERS)
 
 
-@pytest.mark.quick
 @pytest.mark.timeout(1200)
 @given(steps(1), placements(), OPTIONS)
 @settings(max_examples=8)
@@ -132,6 +130,7 @@ def test_float_programs_agree_to_rounding(program, policy, options):
     compare(program, policy, options, FLOATS)
 
 
+@pytest.mark.optimised
 def test_one_buffer_as_two_operands_of_a_component():
     """XLA overwrites an operand that is still read, if components are calls of their own here."""
     inner = (Step("component", (4, 4, 1)), Step("component", (4, 4, 1)))
@@ -144,6 +143,7 @@ def test_one_buffer_as_two_operands_of_a_component():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @given(steps(2), placements(), OPTIONS)
 @settings(max_examples=3000)
 def test_integer_programs_are_exact_thousands(program, policy, options):
