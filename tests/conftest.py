@@ -71,8 +71,8 @@ def compile_quickly(
     otherwise than an undivided one.
     """
     has, folder = request.node.get_closest_marker, request.path.parent.name
-    in_least_time = folder in COMPILED_QUICKLY and not has("optimised")
-    is_quick = in_least_time or has("quick") is not None
+    in_least_time = has("least_time") or (folder in COMPILED_QUICKLY and not has("optimised"))
+    is_quick = bool(in_least_time or has("quick"))
     jax.config.update("jax_disable_most_optimizations", is_quick)
     if in_least_time:
         _compiled_in["least time"] = True

@@ -17,7 +17,7 @@ from fragflow.runtime.drivers.channels import Closed, QueueChannels
 from fragflow.runtime.programs import devices
 from graph.toy import Drift, State, Toy
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.least_time
 
 
 @functools.cache

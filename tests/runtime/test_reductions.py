@@ -12,7 +12,7 @@ from fragflow.run import Experiment, run
 from graph.toy import Drift
 from graph.wrong import Small
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.least_time
 
 
 def large_in_half(x, n, key):

@@ -15,7 +15,7 @@ from fragflow.policies import named_policy
 from fragflow.run import Experiment, run
 from graph.toy import Drift
 
-pytestmark = pytest.mark.quick
+pytestmark = pytest.mark.least_time
 
 
 class State(NamedTuple):
