@@ -102,7 +102,7 @@ def judge(program: Program, seed: Sequence[int], *, try_refused: bool = False) -
         claims = (mixed(crash, ""),) * len(whole.jaxpr.outvars)
     seen = Watching.seen
     tried = [i for i, k in enumerate(claims) if is_testable(k)]
-    if "rng_uniform" in _primitives_in(whole):
+    if "rng_uniform" in primitives_of(program):
         raise Uncomputable("XLA itself ends where rng_uniform is of some types")
     if crash or not (tried or try_refused):
         return Verdict(claims=claims, crash=crash, seen=seen)
@@ -164,11 +164,7 @@ def _tolerances(program: Program, whole: Any, local: Any) -> dict[bool, float]:
 
 
 def primitives_of(program: Program) -> set[str]:
-    return _primitives_in(traces(program)[0])
-
-
-def _primitives_in(closed: Any) -> set[str]:
-    return {eqn.primitive.name for eqn in equations_in(closed.jaxpr)}
+    return {eqn.primitive.name for eqn in equations_in(traces(program)[0].jaxpr)}
 
 
 def explained(program: Program, verdict: Verdict) -> str:
