@@ -26,7 +26,7 @@ def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     Names are dotted, most general first: a policy that places `learner` places `learner.update`
     too. A component called inside another one belongs to the outer one.
     """
-    if not isinstance(name, str) or not is_name_valid(name):
+    if not is_name_valid(name):
         raise TraceError(
             f"component name {name!r}: expected dotted lower-case words, like 'learner.update'"
         )

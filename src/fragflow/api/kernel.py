@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
-import jax
-
-from fragflow._jax import is_name_valid, kernel_call
+from fragflow._jax import ClosedJaxpr, is_name_valid, kernel_call
+from fragflow._jax_typed import make_jaxpr
 from fragflow.errors import TraceError
 
 P = ParamSpec("P")
@@ -92,6 +91,6 @@ def kernel(name: str) -> Callable[[Callable[P, T]], Kernel[P, T]]:
     return decorate
 
 
-def reference_program(name: str, avals: Sequence[Any]) -> Any:
+def reference_program(name: str, avals: Sequence[Any]) -> ClosedJaxpr:
     """The program of a kernel's reference, for arguments of these types."""
-    return jax.make_jaxpr(KERNELS[name].reference)(*avals)
+    return make_jaxpr(KERNELS[name].reference)(*avals)
