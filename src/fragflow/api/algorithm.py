@@ -61,7 +61,20 @@ def check_settings(
     below_1: Sequence[str] = (),
     sizes: Sequence[str] = (),
 ) -> None:
-    """Refuses hyperparameters outside of their ranges; `sizes` are tuples of whole numbers."""
+    """Refuses hyperparameters outside of their ranges.
+
+    Args:
+        algorithm: the object that has them, as attributes.
+        at_least_1: names of those that are 1 or more.
+        above_0: names of those that are more than 0.
+        from_0: names of those that are 0 or more.
+        from_0_to_1: names of those between 0 and 1, both included.
+        below_1: names of those that are 0 or more, and less than 1.
+        sizes: names of tuples of whole numbers, each 1 or more.
+
+    Raises:
+        ConfigError: one is outside of its range; the message names it.
+    """
     rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
         (at_least_1, lambda x: x >= 1, "at least 1"),
         (above_0, lambda x: x > 0, "above 0"),

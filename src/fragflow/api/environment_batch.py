@@ -99,7 +99,14 @@ class Environments:
         return num_agents_of(self._spaces)
 
     def require_one_agent(self, algorithm: str) -> None:
-        """Refuses several agents, for algorithms that are made for one."""
+        """Refuses several agents, for algorithms that are made for one.
+
+        Args:
+            algorithm: its name, for the error.
+
+        Raises:
+            ConfigError: environments have an axis of agents.
+        """
         if self.num_agents is not None:
             raise ConfigError(
                 f"{algorithm} is for one agent, but there are {self.num_agents} in each "
@@ -128,6 +135,10 @@ class Environments:
         """One key per environment, `[*shape, num_envs]`: the only source of per-environment noise.
 
         An environment's key depends on its global index, not on which fragment holds it.
+
+        Args:
+            key: one random key, the same for all environments.
+            *shape: axes of keys that each environment gets, like the number of steps.
         """
         per_env = jax.vmap(jax.random.fold_in, (None, 0))
         if not shape:
@@ -138,7 +149,15 @@ class Environments:
         return per_env(rows, self._ids)
 
     def per_env(self, total: int, name: str = "a count") -> int:
-        """A global count (batch size, capacity) per environment; `name` is for errors."""
+        """A global count (batch size, capacity) per environment.
+
+        Args:
+            total: the count over all environments.
+            name: of the count, for the error.
+
+        Raises:
+            ConfigError: it is no multiple of the number of environments.
+        """
         if total % self._total:
             raise ConfigError(
                 f"{name} of {total} cannot be divided among {self._total} environments: "
@@ -147,11 +166,26 @@ class Environments:
         return total // self._total
 
     def reset(self, key: jax.Array) -> tuple[EnvState, Timestep]:
-        """Starts an episode in every environment."""
+        """Starts an episode in every environment.
+
+        Args:
+            key: one random key, from which every environment gets its own.
+
+        Returns:
+            The state to pass to `step`, and a time step whose `obs` is the first observation.
+        """
         return self._reset(self.keys(key))
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
-        """One step of every environment; an episode that ends is followed by a new one."""
+        """One step of every environment; an episode that ends is followed by a new one.
+
+        Args:
+            state: what `reset` or the last step returned.
+            action: an action for every environment, `[num_envs, ...]`.
+
+        Returns:
+            The next state, and what happened.
+        """
         if self._on_step is not None:
             self._on_step()
         return self._step(state, action)
@@ -161,6 +195,16 @@ class Environments:
 
         What `function` uses beside its arguments must be the same for all environments. The replica
         check does not look inside, and so allows operations that it refuses elsewhere.
+
+        Args:
+            function: of one environment's rows; it is written without the environment axis.
+            *rows: arrays, or trees of them, with the environment axis first.
+
+        Returns:
+            The function's results, with the environment axis first.
+
+        Raises:
+            TraceError: an array has no row for each environment.
         """
         for leaf in jax.tree.leaves(rows):
             if not jnp.shape(leaf) or jnp.shape(leaf)[0] != self.num_envs:
