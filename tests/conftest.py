@@ -20,6 +20,9 @@ import hypothesis
 import jax
 import pytest
 
+import shapes
+
+shapes.check_shapes()
 jax.config.update("jax_num_cpu_devices", 4)
 
 THREAD_GRACE_SECONDS = 2.0

@@ -1,7 +1,7 @@
 """Splits of a batch: into minibatches, chunks of time, and blocks that fit a cache."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,7 @@ def _fits(rows: int, num_envs: int) -> bool:
     return rows == 1 or rows * num_envs <= BLOCK_SAMPLES
 
 
+@runtime_checkable
 class RememberingCritic(Protocol):
     """The methods of a network that `values_over_chunks` needs; see `GRUActorCritic`."""
 

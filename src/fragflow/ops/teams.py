@@ -1,7 +1,7 @@
 """Agents in teams: one axis of agents, in the order of teams, and how they act."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +86,7 @@ def agent_keys(keys: jax.Array, count: int) -> jax.Array:
     return jax.vmap(lambda key: jax.random.split(key, count))(keys)
 
 
+@runtime_checkable
 class RememberingActor(Protocol):
     """The methods of a network that acting needs; see `GRUActorCritic`."""
 

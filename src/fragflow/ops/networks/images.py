@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Key, Shaped
 
 NATURE = ((8, 4, 32), (4, 2, 64), (3, 1, 64))
 """(size, stride, channels) for screens (Mnih et al. 2015)"""
@@ -34,7 +36,9 @@ def channel_axis(shape: tuple[int, ...]) -> int:
     return -1 if last <= first else -3
 
 
-def convolution_init(key: jax.Array, shape: tuple[int, ...]) -> tuple[list[dict[str, Any]], int]:
+def convolution_init(
+    key: Key[Array, ""], shape: tuple[int, ...]
+) -> tuple[list[dict[str, Any]], int]:
     """Layers for images of `shape`, and the number of features they give."""
     height, width, channels = shape if channel_axis(shape) == -1 else (*shape[1:], shape[0])
     plan = NATURE if min(height, width) >= MIN_SCREEN else SMALL
@@ -53,8 +57,8 @@ def convolution_init(key: jax.Array, shape: tuple[int, ...]) -> tuple[list[dict[
     return layers, height * width * channels
 
 
-def convolve(layers: list[dict[str, Any]], obs: jax.Array) -> jax.Array:
-    """Features `[..., F]` of images `[..., H, W, C]` or `[..., C, H, W]`.
+def convolve(layers: list[dict[str, Any]], obs: Shaped[Array, "*B a b c"]) -> Float[Array, "*B F"]:
+    """Features of images, whose channels are the last or the first of an image's axes.
 
     Whole numbers are taken for brightness from 0 to 255.
     """
@@ -69,7 +73,9 @@ def convolve(layers: list[dict[str, Any]], obs: jax.Array) -> jax.Array:
     return x.reshape(*batch, -1)
 
 
-def _convolution(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+def _convolution(
+    x: Float[Array, "B H W C"], kernel: Float[Array, "size size C F"], bias: Float[Array, " F"]
+) -> Float[Array, "B rows columns F"]:
     size, _, channels, outputs = kernel.shape
     stride = _STRIDES[size]
     count, height, width, _ = x.shape
