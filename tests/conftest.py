@@ -78,6 +78,19 @@ def compile_quickly(request: pytest.FixtureRequest, least_time: None) -> Iterato
     _compiled_in["least time"] = False
 
 
+@pytest.fixture
+def explicit_promotion() -> Iterator[None]:
+    """JAX neither adds axes nor chooses types: a program says what it broadcasts and converts.
+
+    For all threads, and so for those of a run.
+    """
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+
+
 @pytest.fixture(autouse=True)
 def believed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are not probed before they begin, except in tests of that: it takes its time."""

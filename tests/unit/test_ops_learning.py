@@ -13,6 +13,8 @@ from fragflow.api import Box, Discrete
 from fragflow.errors import ConfigError
 from fragflow.ops.networks.images import convolution_init, convolve
 
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
+
 
 def test_minibatches_visit_every_step_once_per_epoch_in_a_new_order() -> None:
     rows = ops.time_minibatches(jax.random.key(0), length=24, epochs=3, minibatches=4)
@@ -152,7 +154,7 @@ def test_convolutions_equal_xlas(shape: tuple[int, ...]) -> None:
             *(x, layer["kernel"], (stride, stride), "VALID"),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        x = jax.nn.relu(x + layer["bias"])
+        x = jax.nn.relu(x + layer["bias"][None, None, None])
     np.testing.assert_allclose(ours, x.reshape(6, -1), rtol=1e-4, atol=1e-5)
 
 

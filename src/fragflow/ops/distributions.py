@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Int, Int32, Key
 
 
@@ -50,15 +50,17 @@ class Normal(NamedTuple):
     def sample(self, keys: Key[Array, "*B"]) -> Float[Array, "*B A"]:
         """One draw per key."""
         noise = _per_key(jax.random.normal, keys, self.mean.shape[-1:])
-        return self.mean + jnp.exp(self.log_std) * noise
+        return self.mean + lax.broadcast_to_rank(jnp.exp(self.log_std), noise.ndim) * noise
 
     def mode(self) -> Float[Array, "*B A"]:
         return self.mean
 
     def log_prob(self, action: Float[Array, "*B A"]) -> Float[Array, "*B"]:
-        scaled = (action - self.mean) * jnp.exp(-self.log_std)
+        rank = action.ndim
+        scaled = (action - self.mean) * lax.broadcast_to_rank(jnp.exp(-self.log_std), rank)
+        log_std = lax.broadcast_to_rank(self.log_std, rank)
         constant = 0.5 * math.log(2.0 * math.pi)
-        return jnp.sum(-0.5 * jnp.square(scaled) - self.log_std - constant, axis=-1)
+        return jnp.sum(-0.5 * jnp.square(scaled) - log_std - constant, axis=-1)
 
     def entropy(self) -> Float[Array, "*B"]:
         per_dimension = self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)

@@ -69,7 +69,8 @@ def sample_uniformly(
     """Places of `number` entries for every key."""
     uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (number,))))(keys)
     # Rounding may give the number of entries itself.
-    return jnp.minimum((uniform * ring.filled).astype(jnp.int32), ring.filled - 1)
+    scaled = uniform * ring.filled.astype(jnp.float32)
+    return jnp.minimum(scaled.astype(jnp.int32), ring.filled - 1)
 
 
 def take(ring: Ring, places: Int32[Array, "U N K"]) -> PyTree[Shaped[Array, "U N K ..."]]:
@@ -143,7 +144,8 @@ def sample_by_priority(
     uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (number,))))(keys)
     of_all = jax.vmap(_draw, in_axes=(0, 1), out_axes=1)
     places, chance = of_all(priorities.chances, uniform)
-    weight = (ring.filled * jnp.maximum(chance, 1e-12)) ** -correction
+    number_filled = ring.filled.astype(jnp.float32)
+    weight = (number_filled * jnp.maximum(chance, 1e-12)) ** -correction
     weight = jnp.where(chance > 0, weight, 0.0)
     largest = all_max(jnp.max(weight, axis=(1, 2)))
     return Drawn(places, weight / jnp.maximum(largest, 1e-12)[:, None, None])
@@ -177,7 +179,8 @@ def _first_above(
     And what is left of the target there. `chances` are one row for all targets, or one for each.
     """
     ends = jnp.cumsum(chances, axis=-1)
-    passed = jnp.sum(ends <= target[..., None], axis=-1, dtype=jnp.int32)
+    for_each = lax.broadcast_to_rank(ends, target.ndim + 1)
+    passed = jnp.sum(for_each <= target[..., None], axis=-1, dtype=jnp.int32)
     position = jnp.minimum(passed, ends.shape[-1] - 1)
     # Rounding may point to a place without a chance: then the likeliest is taken.
     best = jnp.argmax(chances, axis=-1).astype(jnp.int32)
@@ -281,13 +284,17 @@ def n_step(steps: Steps, n: int, gamma: float) -> Transition:
         next_obs = jnp.where(_like(goes_on, next_obs), at(k, steps.next_obs), next_obs)
         terminated |= goes_on & at(k, steps.terminated)
         goes_on &= ~at(k, done)
+    if steps.mask is None:
+        weight = jnp.ones_like(reward)
+    else:
+        weight = at(0, steps.mask).astype(jnp.float32)
     return Transition(
         obs=at(0, steps.obs),
         action=at(0, steps.action),
         reward=reward,
         discount=jnp.where(terminated, 0.0, discount),
         next_obs=next_obs,
-        weight=jnp.ones_like(reward) if steps.mask is None else at(0, steps.mask) * 1.0,
+        weight=weight,
     )
 
 

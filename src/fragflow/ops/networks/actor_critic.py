@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Key, Shaped
 
 from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
@@ -70,7 +70,8 @@ class MLPActorCritic:
         if "choices" in actor:
             parts, start = [], 0
             for bias in actor["choices"]:
-                parts.append(Categorical(output[..., start : start + len(bias)] + bias))
+                logits = output[..., start : start + len(bias)]
+                parts.append(Categorical(logits + lax.broadcast_to_rank(bias, logits.ndim)))
                 start += len(bias)
             return MultiCategorical(tuple(parts))
         return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
@@ -146,8 +147,9 @@ def _linear(
     x: Float[Array, "*B inputs"],
 ) -> Float[Array, "*B outputs"]:
     if kernel.shape[-1] > NARROW:
-        return x @ kernel + bias
-    return jnp.stack([x @ column for column in kernel.T], axis=-1) + bias
+        return x @ kernel + lax.broadcast_to_rank(bias, x.ndim)
+    product = jnp.stack([x @ column for column in kernel.T], axis=-1)
+    return product + lax.broadcast_to_rank(bias, x.ndim)
 
 
 def _outputs(action: Space) -> int:

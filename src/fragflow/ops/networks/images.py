@@ -93,4 +93,4 @@ def _convolution(
     weights = kernel.reshape(parts, stride, parts, stride, channels, outputs)
     weights = weights.transpose(0, 2, 1, 3, 4, 5).reshape(-1, outputs)
     product = patches.reshape(-1, weights.shape[0]) @ weights
-    return product.reshape(count, rows, columns, outputs) + bias
+    return product.reshape(count, rows, columns, outputs) + bias[None, None, None]

@@ -70,10 +70,10 @@ class GRUActorCritic:
     def observe_all(
         self,
         part: Params,
-        memory: Float[Array, "B units"],
-        first: Bool[Array, "T B"],
-        obs: Shaped[Array, "T B ..."],
-    ) -> Float[Array, "T B units"]:
+        memory: Float[Array, "*B units"],
+        first: Bool[Array, "T *B"],
+        obs: Shaped[Array, "T ..."],
+    ) -> Float[Array, "T *B units"]:
         """The memory after each of the observations.
 
         `memory` is that before them; it is forgotten where an episode begins, which is what `first`
@@ -146,10 +146,10 @@ class LastSeen:
     def observe_all(
         self,
         part: Params,
-        memory: Float[Array, "B units"],
-        first: Bool[Array, "T B"],
-        obs: Shaped[Array, "T B ..."],
-    ) -> Float[Array, "T B units"]:
+        memory: Float[Array, "*B units"],
+        first: Bool[Array, "T *B"],
+        obs: Shaped[Array, "T ..."],
+    ) -> Float[Array, "T *B units"]:
         del part, first
         return obs.reshape(obs.shape[0], *memory.shape).astype(memory.dtype)
 
@@ -192,14 +192,16 @@ def init_gru(key: Key[Array, ""], observation: Space, units: int) -> Params:
 def gates_of(params: Params, obs: Shaped[Array, "..."]) -> Float[Array, "... gates"]:
     """The contribution of observations to the three gates, side by side."""
     if "table" in params:
-        return jax.nn.one_hot(obs, params["table"].shape[0]) @ params["table"] + params["bias"]
+        product = jax.nn.one_hot(obs, params["table"].shape[0]) @ params["table"]
+        return product + lax.broadcast_to_rank(params["bias"], product.ndim)
     if "convolutions" in params:
         obs = convolve(params["convolutions"], obs)
     # The kernel has the observation's axes, and so tells which ones are batch axes.
     kernel = params["kernel"]
     batch = obs.shape[: obs.ndim + 1 - kernel.ndim]
     x = obs.reshape(*batch, -1).astype(kernel.dtype)
-    return x @ kernel.reshape(-1, kernel.shape[-1]) + params["bias"]
+    product = x @ kernel.reshape(-1, kernel.shape[-1])
+    return product + lax.broadcast_to_rank(params["bias"], product.ndim)
 
 
 def gru(
@@ -214,7 +216,8 @@ def gru(
     recurrent = jnp.split(memory @ params["recurrent"], 3, axis=-1)
     keep = jax.nn.sigmoid(update + recurrent[0])
     reset = jax.nn.sigmoid(reset + recurrent[1])
-    fresh = jnp.tanh(candidate + reset * (recurrent[2] + params["candidate_bias"]))
+    bias = lax.broadcast_to_rank(params["candidate_bias"], memory.ndim)
+    fresh = jnp.tanh(candidate + reset * (recurrent[2] + bias))
     return keep * memory + (1.0 - keep) * fresh
 
 
