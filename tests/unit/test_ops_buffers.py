@@ -124,11 +124,11 @@ def test_draws_follow_the_same_distribution_as_those_of_flashbax() -> None:
         max_length_time_axis=128,
         priority_exponent=0.7,
     )
-    theirs = buffer.init({"x": jnp.float32(0)})
-    theirs = buffer.add(theirs, {"x": jnp.arange(128, dtype=jnp.float32)[None]})
     error = np.random.default_rng(0).random(128).astype(np.float32)
-    # flashbax leaves it to its users to add a small number to errors.
     with as_others_write():
+        theirs = buffer.init({"x": jnp.float32(0)})
+        theirs = buffer.add(theirs, {"x": jnp.arange(128, dtype=jnp.float32)[None]})
+        # flashbax leaves it to its users to add a small number to errors.
         theirs = buffer.set_priorities(theirs, jnp.arange(128), jnp.asarray(error + 1e-3))
         sampled = jax.jit(jax.vmap(buffer.sample, (None, 0)))(
             theirs, jax.random.split(jax.random.key(0), 100)
