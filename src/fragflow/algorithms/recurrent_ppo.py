@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """The data of the gradient, `[C, L, N, ...]`: chunks of time, steps of a chunk, environments."""
+    """The data of the gradient, `[C, L, N, ...]`: chunks of time, their steps, environments."""
 
     batch: ops.PPOBatch
     first: jax.Array
@@ -117,7 +117,7 @@ class RecurrentPPO(ff.Algorithm):
         start = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
         end, actor_memory, (rollout, first) = ops.scan_chunks(interact, start, keys)
-        (value, next_value), critic_memory = self.values(
+        value, next_value, critic_memory, last_memory = self.values(
             state.params["critic"], state.critic_memory, first, rollout
         )
         advantage, target, mean_square = self.advantages(
@@ -126,7 +126,7 @@ class RecurrentPPO(ff.Algorithm):
         batch = ops.PPOBatch(
             rollout.obs, rollout.action, rollout.log_prob, advantage, target, rollout.mask
         )
-        chunks = Chunks(batch, first, actor_memory, critic_memory[:-1])
+        chunks = Chunks(batch, first, actor_memory, critic_memory)
 
         def minibatch(learner: ops.Learner, chunk_idx: jax.Array) -> tuple[ops.Learner, Any]:
             grads, info = self.gradient(learner.params, chunks, chunk_idx)
@@ -138,7 +138,7 @@ class RecurrentPPO(ff.Algorithm):
         learner, (info, norm) = lax.scan(minibatch, learner, chunk_idx)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
         scale = self.track(state.return_scale, mean_square, clock.iteration)
-        return State(*learner, scale, *end, critic_memory[-1]), metrics
+        return State(*learner, scale, *end, last_memory), metrics
 
     @ff.component("actor")
     def act(
@@ -157,9 +157,10 @@ class RecurrentPPO(ff.Algorithm):
 
     @ff.component("learner.value")
     def values(self, critic: Any, memory: jax.Array, first: jax.Array, rollout: ops.Rollout):
-        """The critic's values before and after each step, and its memories between chunks."""
+        """The critic's values before and after each step, its memories before chunks, the last."""
         seen = (first, rollout.obs, rollout.next_obs)
-        return ops.values_over_chunks(self._network, critic, memory, *seen)
+        values, memories = ops.values_over_chunks(self._network, critic, memory, *seen)
+        return *values, memories[:-1], memories[-1]
 
     @ff.component("learner.advantages")
     def advantages(
