@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """The data of the gradient, `[C, L, N, A, ...]`: chunks of time, steps, environments, agents."""
+    """The data of the gradient, `[C, L, N, A, ...]`: chunks of time, steps, envs, agents."""
 
     batch: ops.PPOBatch
     first: jax.Array
@@ -180,11 +180,12 @@ class MAPPO(ff.Algorithm):
         value, advantages, gradient, update = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
-        (rollout, first), (all_obs, all_next) = ops.members(steps, members, 3), steps[0][:4:3]
-        seen = (first, all_obs, all_next, members)
+        everyone = steps[0]
+        rollout, first = ops.members(steps, members, 3)
+        seen = (first, everyone.obs, everyone.next_obs, members)
         values, critic_memories = value(params["critic"], team.memory, *seen)
         chunks, scale = advantages(
-            rollout, first, all_obs, values, team.scale, members, clock.iteration
+            rollout, first, everyone.obs, values, team.scale, members, clock.iteration
         )
         before = Memories(memories, critic_memories[:-1])
 
