@@ -138,7 +138,8 @@ class RecurrentPPO(ff.Algorithm):
         learner, (info, norm) = lax.scan(minibatch, learner, chunk_idx)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
         scale = self.track(state.return_scale, mean_square, clock.iteration)
-        return State(*learner, scale, *end, last_memory), metrics
+        env_state, obs, first, memory = end
+        return State(*learner, scale, env_state, obs, first, memory, last_memory), metrics
 
     @ff.component("actor")
     def act(

@@ -15,8 +15,8 @@ class Rollout(NamedTuple):
     obs: jax.Array
     action: jax.Array
     """as drawn; the environment got the same within its bounds"""
-    log_prob: jax.Array | None
-    """of the action under the policy that acted, where learning needs it"""
+    log_prob: Any
+    """of the action under the policy that acted; None where learning does not need it"""
     next_obs: jax.Array
     """the true successor, also where an episode ended"""
     reward: jax.Array
