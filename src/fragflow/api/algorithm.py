@@ -42,9 +42,9 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} has no step(env, state, clock)")
 
     def weights(self, state: Any) -> Any:
-        """The part of the state that `policy` acts with and that a run keeps: its `params`.
+        """The part of the state that `policy` acts with, and that a run saves: its `params`.
 
-        Override it where a trained agent needs more of the state, such as statistics.
+        Override it where acting needs more of the state, such as statistics of observations.
         """
         return state.params
 
