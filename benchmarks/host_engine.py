@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from fragflow import ops, run
-from fragflow.algorithms.ppo import PPO, Batch, Learner, Rollout
+from fragflow.algorithms.ppo import PPO
 from fragflow.api.environment_batch import Environments
 from fragflow.api.spaces import Discrete, Space
 from fragflow.environments import make_environment
@@ -80,18 +80,18 @@ class HostEngine:
         key = jax.random.key(0)
         ids = jnp.arange(self.num_envs, dtype=jnp.int32)
         keys = Environments(self.environment, ids, self.num_envs).keys(key, self.rollout)
-        actor, seen = state.params["actor"], state.params.get("seen")
+        actor, obs_stats = state.params["actor"], state.obs_stats
 
         @jax.jit
         def act(obs: Any, t: Any) -> Any:
-            return self.ppo.act(actor, seen, obs, keys[t], self.environment.action)
+            return self.ppo.act(actor, obs_stats, obs, keys[t], self.environment.action)
 
         rows = (self.rollout, self.num_envs)
         # For bytes as large as they get, for other numbers a few units.
         top = 256 if obs.dtype == np.uint8 else 3
         noise = rng.uniform(0, top, (*rows, *obs.shape[1:])).astype(obs.dtype)
         flags = np.zeros(rows, np.bool_)
-        rollout = Rollout(
+        rollout = ops.Rollout(
             obs=noise,
             action=np.broadcast_to(actions, (self.rollout, *actions.shape)),
             log_prob=np.zeros(rows, np.float32),
@@ -117,32 +117,26 @@ class HostEngine:
             "learning": lambda: jax.block_until_ready(learn(state, rollout)),
         }
 
-    def _learning(self, key: jax.Array) -> Callable[[Any, Rollout], Any]:
+    def _learning(self, key: jax.Array) -> Callable[[Any, ops.Rollout], Any]:
         """The learner's half of an iteration as anyone would write it for `jax.jit`."""
         ppo = self.ppo
 
-        def learn(state: Any, rollout: Rollout) -> Any:
-            networks = {name: state.params[name] for name in ("actor", "critic")}
-            seen = state.params.get("seen")
-            values = ppo.values(networks["critic"], seen, rollout.obs, rollout.next_obs)
-            estimates = ppo.advantages(rollout, values, state.squared_return)
-            batch = Batch(
-                obs=values.obs,
-                action=rollout.action,
-                log_prob=rollout.log_prob,
-                value=values.now,
-                advantage=estimates.advantage,
-                target=estimates.target,
+        def learn(state: Any, rollout: ops.Rollout) -> Any:
+            params, scale = state.params, state.return_scale
+            obs, value, next_value = ppo.values(params["critic"], state.obs_stats, rollout)
+            advantage, target, mean_square = ppo.advantages(rollout, value, next_value, scale)
+            batch = ops.PPOBatch(
+                obs, rollout.action, rollout.log_prob, advantage, target, rollout.mask, value
             )
 
-            def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, Any]:
-                grads, info = ppo.gradient(learner.params, batch, rows)
-                learner, norm = ppo.update(learner, grads, jnp.float32(1.0))
+            def minibatch(learner: ops.Learner, time_idx: jax.Array) -> tuple[ops.Learner, Any]:
+                grads, info = ppo.gradient(learner.params, batch, time_idx)
+                learner, norm = ppo.update(learner, grads, jnp.float32(0.0))
                 return learner, (info, norm)
 
-            rows = ops.time_minibatches(key, self.rollout, ppo.epochs, ppo.minibatches)
-            learner, info = lax.scan(minibatch, Learner(networks, state.optimiser), rows)
-            return learner, info, estimates.squared_return
+            time_idx = ops.time_minibatches(key, self.rollout, ppo.epochs, ppo.minibatches)
+            learner, info = lax.scan(minibatch, ops.Learner(params, state.optimiser), time_idx)
+            return learner, info, mean_square
 
         return learn
 

@@ -10,7 +10,7 @@ import pytest
 import fragflow.api as ff
 from fragflow import ops
 from fragflow.algorithms import algorithm_class
-from fragflow.algorithms.a3c import A2C, A3C, Learner, Rollout
+from fragflow.algorithms.a3c import A2C, A3C
 from fragflow.errors import ConfigError
 from unit.training import EqnPair, assert_all_learned, components, environments, iterate
 
@@ -23,13 +23,14 @@ def params_of(algorithm: Any) -> Any:
     return network.init(jax.random.key(0), ff.Box(shape=(4,)), ff.Discrete(n=2))
 
 
-def random_rollout() -> Rollout:
+def random_rollout() -> ops.Rollout:
     random = np.random.default_rng(0)
     obs = random.normal(size=(STEPS + 1, ENVS, 4)).astype(np.float32)
     no = np.zeros((STEPS, ENVS), bool)
-    return Rollout(
+    return ops.Rollout(
         obs=jnp.asarray(obs[:-1]),
         action=jnp.asarray(random.integers(2, size=(STEPS, ENVS)), jnp.int32),
+        log_prob=None,
         next_obs=jnp.asarray(obs[1:]),
         reward=jnp.asarray(random.normal(size=(STEPS, ENVS)), jnp.float32),
         terminated=jnp.asarray(no),
@@ -44,7 +45,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 @jax.jit
-def gradient(rollout: Rollout) -> Any:
+def gradient(rollout: ops.Rollout) -> Any:
     return SMALL.gradient(params_of(SMALL), rollout)[0]
 
 
@@ -120,12 +121,12 @@ def test_steps_at_which_nothing_happened_do_not_count() -> None:
 
 def test_large_gradients_are_scaled_down_together() -> None:
     params = params_of(SMALL)
-    learner = Learner(params, SMALL._optimiser.init(params))
+    learner = ops.Learner(params, SMALL._optimiser.init(params))
 
     @jax.jit
-    def update(size: float) -> tuple[Learner, jax.Array]:
+    def update(size: float) -> tuple[ops.Learner, jax.Array]:
         grads = jax.tree.map(lambda p: jnp.full_like(p, size), params)
-        return SMALL.update(learner, grads, jnp.float32(1.0))
+        return SMALL.update(learner, grads, jnp.float32(0.0))
 
     large, larger = update(100.0), update(1000.0)
     assert float(larger[1]) == pytest.approx(10 * float(large[1]), rel=1e-3)

@@ -10,7 +10,7 @@ import pytest
 from fragflow import ops
 from fragflow.algorithms import algorithm_class
 from fragflow.algorithms.a3c import A2C
-from fragflow.algorithms.impala import IMPALA, Rollout
+from fragflow.algorithms.impala import IMPALA
 from fragflow.errors import ConfigError
 from unit.test_a3c import ENVS, STEPS, is_same, params_of, random_rollout
 from unit.training import EqnPair, assert_all_learned, components, environments, iterate
@@ -18,15 +18,15 @@ from unit.training import EqnPair, assert_all_learned, components, environments,
 SMALL = IMPALA(rollout_length=8, hidden=(8,))
 
 
-def rollout_by(actor: Any) -> Rollout:
+def rollout_by(actor: Any) -> ops.Rollout:
     """A rollout whose actions were as likely as `actor` says."""
-    happened = random_rollout()
-    policy = ops.MLPActorCritic(SMALL.hidden).policy(actor, happened.obs)
-    return Rollout(log_prob=policy.log_prob(happened.action), **happened._asdict())
+    rollout = random_rollout()
+    policy = ops.MLPActorCritic(SMALL.hidden).policy(actor, rollout.obs)
+    return rollout._replace(log_prob=policy.log_prob(rollout.action))
 
 
 @jax.jit
-def gradient(rollout: Rollout) -> Any:
+def gradient(rollout: ops.Rollout) -> Any:
     return SMALL.gradient(params_of(SMALL), rollout)
 
 

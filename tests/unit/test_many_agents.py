@@ -10,7 +10,7 @@ import pytest
 
 import fragflow.api as ff
 from fragflow import ops
-from fragflow.algorithms import ippo, mappo
+from fragflow.algorithms import mappo
 from fragflow.algorithms.ippo import IPPO
 from fragflow.algorithms.mappo import MAPPO
 from fragflow.environments import make_environment
@@ -112,9 +112,9 @@ def noise(shape: tuple[int, ...], dead: tuple[int, int]) -> dict[str, Any]:
     fields["action"] = rng.integers(0, 5, shape).astype(np.int32)
     for name in ("first", "terminated", "truncated"):
         fields[name] = np.zeros(shape, bool)
-    fields["weight"] = np.ones(shape, np.float32)
-    fields["weight"][(..., *dead)] = 0.0
-    fields["mask"] = fields["weight"] > 0.0
+    fields["mask"] = np.ones(shape, bool)
+    fields["mask"][(..., *dead)] = False
+    fields["value"] = None
     return fields
 
 
@@ -126,11 +126,11 @@ def gradient(algorithm: Any, params: Any, fields: dict[str, Any]) -> Any:
         return kind(**{name: fields[name] for name in kind._fields})
 
     if isinstance(algorithm, IPPO):
-        return algorithm.gradient(params, chosen(ippo.Batch), jnp.arange(16), 16)[0]
-    fields["rollout"] = chosen(mappo.Rollout)
+        return algorithm.gradient(params, chosen(ops.PPOBatch), jnp.arange(16), 16)[0]
+    fields["batch"] = chosen(ops.PPOBatch)
     units = (algorithm.units, algorithm.units) if algorithm.units else (16, 64)
     memories = mappo.Memories(*(jnp.zeros((2, 4, 4, size)) for size in units))
-    return algorithm.gradient(params, chosen(mappo.Batch), memories, jnp.arange(2))[0]
+    return algorithm.gradient(params, chosen(mappo.Chunks), memories, jnp.arange(2))[0]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -192,15 +192,15 @@ def test_a_time_limit_is_an_end_unless_asked_otherwise(kind: Any, past_limits: b
     fields: tuple[Any, ...] = (seen, zeros, zeros, seen, zeros, never, cut, None)
     values = (zeros, 10.0 * ones)
     if kind is IPPO:
-        batch, _ = algorithm.advantages(ippo.Rollout(*fields), values, jnp.float32(1.0))
+        scale = ops.ReturnScale.of_nothing()
+        batch, _ = algorithm.advantages(ops.Rollout(*fields), values, scale)
         target = batch.target[-1]
     else:
-        rollout = mappo.Rollout(seen, cut, *fields[1:])
-        rollout, values = jax.tree.map(lambda x: x[None], (rollout, values))
+        rollout, values = jax.tree.map(lambda x: x[None], (ops.Rollout(*fields), values))
         scale = ops.ValueScale.of_nothing()
-        others = (seen[None], values, scale, slice(None), jnp.int32(0))
-        batch, scale = algorithm.advantages(rollout, *others)
-        target = scale.restored(batch.target)[0, -1]
+        others = (cut[None], seen[None], values, scale, slice(None), jnp.int32(0))
+        chunks, scale = algorithm.advantages(rollout, *others)
+        target = scale.restored(chunks.batch.target)[0, -1]
     np.testing.assert_allclose(target, 9.9 if past_limits else 0.0, rtol=1e-6)
 
 
@@ -219,17 +219,17 @@ def test_targets_are_in_the_scale_that_the_critic_is_read_with_next() -> None:
     seen = jnp.zeros((1, 2, 4, 3, 5))
     reward = 50.0 + 7.0 * jax.random.normal(key, zeros.shape)
     ends = (jnp.ones_like(never), never, None)
-    rollout = mappo.Rollout(seen, never, zeros, zeros, seen, reward, *ends)
-    first = (seen, (zeros, zeros), ops.ValueScale.of_nothing(), slice(None), jnp.int32(0))
-    batch, scale = algorithm.advantages(rollout, *first)
-    np.testing.assert_allclose(scale.restored(batch.target), reward, rtol=1e-5)
-    np.testing.assert_allclose([jnp.mean(batch.target), jnp.std(batch.target)], [0, 1], atol=1e-3)
+    rollout = ops.Rollout(seen, zeros, zeros, seen, reward, *ends)
+    first = (never, seen, (zeros, zeros), ops.ValueScale.of_nothing(), slice(None), jnp.int32(0))
+    chunks, scale = algorithm.advantages(rollout, *first)
+    target = chunks.batch.target
+    np.testing.assert_allclose(scale.restored(target), reward, rtol=1e-5)
+    np.testing.assert_allclose([jnp.mean(target), jnp.std(target)], [0, 1], atol=1e-3)
 
 
 def test_a_value_scale_counts_in_standard_deviations() -> None:
     returns = np.random.default_rng(0).normal(-40.0, 7.0, 10_000)
-    seen = ops.ValueScale(jnp.float32(returns.mean()), jnp.float32((returns**2).mean()))
-    scale = ops.ValueScale.of_nothing().moved(seen, jnp.float32(1.0))
+    scale = ops.ValueScale.of_nothing().moved(jnp.asarray(returns), None, jnp.int32(0), 0.95)
     normal = scale.normalised(jnp.asarray(returns))
     np.testing.assert_allclose([np.mean(normal), np.std(normal)], [0.0, 1.0], atol=1e-3)
     np.testing.assert_allclose(scale.restored(normal), returns, rtol=1e-4)

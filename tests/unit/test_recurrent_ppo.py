@@ -10,7 +10,7 @@ import pytest
 import fragflow.api as ff
 from fragflow import ops
 from fragflow.algorithms import algorithm_class
-from fragflow.algorithms.recurrent_ppo import RecurrentPPO, Rollout
+from fragflow.algorithms.recurrent_ppo import RecurrentPPO
 from fragflow.errors import ConfigError
 from unit.training import EqnPair, assert_all_learned, components, environments, iterate
 
@@ -88,8 +88,8 @@ def test_learning_sees_the_memory_with_which_the_actor_acted() -> None:
     np.testing.assert_array_equal(metrics["clip_fraction"], 0.0)
 
 
-def random_rollout(truncated_at: tuple[int, int, int]) -> Rollout:
-    """4 chunks of 6 steps of 2 environments, of which one is truncated once."""
+def random_rollout(truncated_at: tuple[int, int, int]) -> tuple[jax.Array, ops.Rollout]:
+    """4 chunks of 6 steps of 2 environments, of which one is truncated once: firsts, and steps."""
     obs = jax.random.normal(jax.random.key(3), (25, 2, 3))
     flat = jnp.zeros((4, 6, 2))
     truncated = flat.astype(bool).at[truncated_at].set(True)
@@ -100,9 +100,8 @@ def random_rollout(truncated_at: tuple[int, int, int]) -> Rollout:
     def in_chunks(x: jax.Array) -> jax.Array:
         return x.reshape(4, 6, *x.shape[1:])
 
-    return Rollout(
+    return in_chunks(first), ops.Rollout(
         obs=in_chunks(obs[:-1]),
-        first=in_chunks(first),
         action=flat.astype(jnp.int32),
         log_prob=flat,
         next_obs=in_chunks(successor),
@@ -117,20 +116,18 @@ def test_the_successors_value_is_that_of_this_episode_also_where_it_is_cut() -> 
     critic = params(ff.Box(shape=(3,)))["critic"]
     start = jax.random.normal(jax.random.key(4), (2, 8))
     cut = (1, 5, 0)  # the last step of a chunk
-    rollout = random_rollout(cut)
-    values = jax.jit(SMALL.values)(critic, start, rollout)
-    now, later = values.now.reshape(24, 2), values.next.reshape(24, 2)
+    first, rollout = random_rollout(cut)
+    values = jax.jit(SMALL.values)
+    value, next_value, memory, _ = values(critic, start, first, rollout)
+    now, later = value.reshape(24, 2), next_value.reshape(24, 2)
     # Within an episode the successor is the next step, also from one chunk to the next.
     np.testing.assert_allclose(later[:-1, 1], now[1:, 1], rtol=1e-4, atol=1e-5)
     # The same episode without the cut: its next step is the true successor.
-    uncut = rollout._replace(
-        first=jnp.zeros_like(rollout.first),
-        obs=rollout.obs.at[2, 0, 0].set(rollout.next_obs[cut]),
-    )
-    expected = jax.jit(SMALL.values)(critic, start, uncut).now.reshape(24, 2)
+    uncut = rollout._replace(obs=rollout.obs.at[2, 0, 0].set(rollout.next_obs[cut]))
+    expected = values(critic, start, jnp.zeros_like(first), uncut)[0].reshape(24, 2)
     assert float(later[11, 0]) == pytest.approx(float(expected[12, 0]), rel=1e-4)
     assert float(now[12, 0]) != pytest.approx(float(expected[12, 0]), rel=1e-2)
-    np.testing.assert_array_equal(values.memory[0], start)
+    np.testing.assert_array_equal(memory[0], start)
 
 
 class Position(NamedTuple):

@@ -1,4 +1,9 @@
-"""Algorithms, each in one file; loaded when they are asked for."""
+"""Algorithms, each in one file; loaded when they are asked for.
+
+Each file is meant to be read alone. So hyperparameters with their ranges, the state, the loop that
+collects a rollout and the outlines of components are repeated from file to file, on purpose;
+arithmetic is not: a loss, a step of an optimiser or a scale is written once, in `fragflow.ops`.
+"""
 
 import importlib
 

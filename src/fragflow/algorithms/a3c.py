@@ -4,19 +4,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import lax
 
 import fragflow.api as ff
 from fragflow import ops
-
-
-class Learner(NamedTuple):
-    """The parameters, and the optimiser's state."""
-
-    params: Any
-    optimiser: Any
 
 
 class State(NamedTuple):
@@ -26,20 +18,6 @@ class State(NamedTuple):
     optimiser: Any
     env_state: ff.EnvState
     obs: jax.Array
-
-
-class Rollout(NamedTuple):
-    """The steps of a rollout, `[T, N, ...]`: time first, then environments."""
-
-    obs: jax.Array
-    action: jax.Array
-    next_obs: jax.Array
-    """the true successor, also where an episode ended"""
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    mask: jax.Array | None
-    """False where nothing happened"""
 
 
 @dataclass(frozen=True)
@@ -96,35 +74,30 @@ class A2C(ff.Algorithm):
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         def interact(carry: tuple[ff.EnvState, jax.Array], keys: jax.Array):
             env_state, obs = carry
-            action, bounded = self.act(state.params["actor"], obs, keys, env.action)
-            env_state, t = env.step(env_state, bounded)
-            happened = Rollout(obs, action, t.next_obs, t.reward, t.terminated, t.truncated, t.mask)
-            return (env_state, t.obs), happened
+            action, env_action = self.act(state.params["actor"], obs, keys, env.action)
+            env_state, t = env.step(env_state, env_action)
+            return (env_state, t.obs), ops.transition(obs, action, t)
 
         (env_state, obs), rollout = lax.scan(
             interact, (state.env_state, state.obs), env.keys(clock.key, self.rollout_length)
         )
         grads, info = self.gradient(state.params, rollout)
-        learner, norm = self.update(
-            Learner(state.params, state.optimiser), ff.all_mean(grads), 1.0 - clock.progress
-        )
+        learner = ops.Learner(state.params, state.optimiser)
+        learner, norm = self.update(learner, ff.all_mean(grads), clock.progress)
         return State(*learner, env_state, obs), ff.all_mean(info) | {"grad_norm": norm}
 
     @ff.component("actor")
-    def act(
-        self, actor: Any, obs: jax.Array, keys: jax.Array, space: ff.Space
-    ) -> tuple[jax.Array, jax.Array]:
+    def act(self, actor: Any, obs: jax.Array, keys: jax.Array, space: ff.Space):
         """An action per environment, and the same within the bounds of `space`."""
         action = self._network.policy(actor, obs).sample(keys)
-        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
-        return action, bounded
+        return action, ops.within_bounds(space, action)
 
     @ff.component("learner.gradient")
-    def gradient(self, params: Any, rollout: Rollout) -> tuple[Any, ff.Metrics]:
+    def gradient(self, params: Any, rollout: ops.Rollout) -> tuple[Any, ff.Metrics]:
         """Gradients of the loss over a rollout of the environments at hand."""
         return jax.grad(self._loss, has_aux=True)(params, rollout)
 
-    def _loss(self, params: Any, rollout: Rollout) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(self, params: Any, rollout: ops.Rollout) -> tuple[jax.Array, ff.Metrics]:
         distribution = self._network.policy(params["actor"], rollout.obs)
         value = self._network.value(params["critic"], rollout.obs)
         # What the critic says of the future is taken for granted: only `value` learns.
@@ -135,47 +108,35 @@ class A2C(ff.Algorithm):
             value=expected,
             next_value=next_expected,
             terminated=rollout.terminated,
-            done=rollout.terminated | rollout.truncated,
+            done=rollout.done,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        happened = 1.0 if rollout.mask is None else rollout.mask.astype(value.dtype)
-        log_prob = distribution.log_prob(rollout.action)
-        policy_loss = -jnp.mean(happened * advantage * log_prob)
-        value_loss = jnp.mean(happened * ops.value_loss(value, advantage + expected))
-        entropy = jnp.mean(happened * distribution.entropy())
-        loss = policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy
-        return loss, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return ops.policy_gradient_loss(
+            log_prob=distribution.log_prob(rollout.action),
+            advantage=advantage,
+            value=value,
+            target=advantage + expected,
+            entropy=distribution.entropy(),
+            mask=rollout.mask,
+            value_coef=self.value_coef,
+            entropy_coef=self.entropy_coef,
+        )
 
     @ff.component("learner.update")
-    def update(
-        self, learner: Learner, grads: Any, remaining: jax.Array
-    ) -> tuple[Learner, jax.Array]:
-        """One step of RMSProp, and the gradients' norm.
-
-        `grads` are means over all environments already: neither clipping nor RMSProp is linear.
-        """
-        params, optimiser, norm = ops.descend(
-            self._optimiser,
-            learner.params,
-            learner.optimiser,
-            grads,
-            rate=self.learning_rate * remaining if self.anneal else self.learning_rate,
-            max_norm=self.max_grad_norm,
-        )
-        return Learner(params, optimiser), norm
+    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
+        """One step of RMSProp, and the norm of the gradients: means over all environments."""
+        rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
+        return ops.descend(self._optimiser, learner, grads, rate, self.max_grad_norm)
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
     ) -> tuple[jax.Array, Any]:
-        distribution = self._network.policy(params["actor"], obs)
-        return distribution.sample(key) if explore else distribution.mode(), memory
+        return ops.choose(self._network.policy(params["actor"], obs), key, explore), memory
 
     @property
     def _network(self) -> ops.ActorCriticNetwork:
-        if self.network is None:
-            return ops.MLPActorCritic(self.hidden)
-        return ops.GivenActorCritic(self.network)
+        return ops.actor_critic(self.network, self.hidden)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:

@@ -265,13 +265,9 @@ class DQN(ff.Algorithm):
 
         `grads` are means over all environments already: neither clipping nor Adam is linear.
         """
-        params, optimiser, _ = ops.descend(
-            self._optimiser,
-            learner.params,
-            learner.optimiser,
-            grads,
-            rate=rate,
-            max_norm=self.max_grad_norm,
+        before = ops.Learner(learner.params, learner.optimiser)
+        (params, optimiser), _ = ops.descend(
+            self._optimiser, before, grads, rate, self.max_grad_norm
         )
         move = jnp.where(number % self.target_period == 0, self.target_rate, 0.0)
         after = Learner(params, ops.polyak(learner.target, params, move), optimiser)

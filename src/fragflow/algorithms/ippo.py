@@ -1,5 +1,6 @@
 """Independent PPO: every agent learns by itself, with the network of its team."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -10,27 +11,15 @@ from jax import lax
 
 import fragflow.api as ff
 from fragflow import ops
-from fragflow.errors import ConfigError
 
 ADAM = optax.scale_by_adam(eps=1e-5)
-MIN_SQUARED_RETURN = 1e-2
-"""So that the first reward after a long time without any does not look enormous to the critic."""
-
-
-class Learner(NamedTuple):
-    """A team's networks, and the optimiser's state."""
-
-    params: Any
-    """`actor` and `critic`"""
-    optimiser: Any
 
 
 class Team(NamedTuple):
     """The state of a team's learner."""
 
-    learner: Learner
-    squared_return: jax.Array
-    """running average; its root is the unit in which the critic counts"""
+    learner: ops.Learner
+    return_scale: ops.ReturnScale
 
 
 class State(NamedTuple):
@@ -40,36 +29,10 @@ class State(NamedTuple):
     """`actor` and `critic`, each a tuple with one entry per team; `team` of each agent, `[A]`"""
     optimiser: tuple[Any, ...]
     """one entry per team"""
-    squared_return: tuple[jax.Array, ...]
+    return_scale: tuple[ops.ReturnScale, ...]
     """one entry per team"""
     env_state: ff.EnvState
     obs: jax.Array
-
-
-class Rollout(NamedTuple):
-    """Steps of a rollout, `[T, N, A, ...]`: time first, then environments, agents (of a team)."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    next_obs: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    mask: jax.Array | None
-    """False for agents that had ended before"""
-
-
-class Batch(NamedTuple):
-    """The data that the gradient is computed from, `[T, N, A, ...]`."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    advantage: jax.Array
-    target: jax.Array
-    weight: jax.Array
-    """0 for agents that had ended before, else 1"""
 
 
 @dataclass(frozen=True)
@@ -107,7 +70,7 @@ class IPPO(ff.Algorithm):
     value_coef: float = 0.5
     """weight of the value function's loss"""
     return_memory: float = 0.95
-    """share that the running size of returns, the critic's unit, keeps per iteration"""
+    """share that the running size of returns keeps per iteration"""
     max_grad_norm: float = 0.5
     """gradients with a larger global norm are scaled down to it, team by team"""
     hidden: tuple[int, ...] = (64, 64)
@@ -121,26 +84,19 @@ class IPPO(ff.Algorithm):
             from_0=("entropy_coef", "value_coef"),
             from_0_to_1=("gamma", "gae_lambda", "return_memory"),
             sizes=("hidden",),
+            divides=(("minibatches", "rollout_length"),),
         )
-        if self.rollout_length % self.minibatches:
-            raise ConfigError(
-                f"minibatches = {self.minibatches} does not divide rollout_length = "
-                f"{self.rollout_length}: a minibatch takes whole time steps"
-            )
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
-        if env.num_agents is None:
-            raise ConfigError(
-                "IPPO needs a multi-agent environment, but this one has a single agent: use PPO"
-            )
+        env.require_agents("IPPO")
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, env.observation, env.action) for k in keys]
         networks = ops.per_part(teams)
         params = networks | {"team": ops.team_numbers(env.teams)}
         env_state, timestep = env.reset(env_key)
         optimiser = tuple(ADAM.init(team) for team in teams)
-        squared_return = (jnp.float32(1.0),) * len(teams)
-        return State(params, optimiser, squared_return, env_state, timestep.obs)
+        scales = (ops.ReturnScale.of_nothing(),) * len(teams)
+        return State(params, optimiser, scales, env_state, timestep.obs)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
@@ -148,43 +104,36 @@ class IPPO(ff.Algorithm):
 
         def interact(carry: tuple[ff.EnvState, jax.Array], keys: jax.Array):
             env_state, obs = carry
-            action, bounded, log_prob = self.act(
+            action, env_action, log_prob = self.act(
                 networks["actor"], obs, keys, env.teams, env.action
             )
-            env_state, t = env.step(env_state, bounded)
-            happened = Rollout(
-                obs, action, log_prob, t.next_obs, t.reward, t.terminated, t.truncated, t.mask
-            )
-            return (env_state, t.obs), happened
+            env_state, t = env.step(env_state, env_action)
+            return (env_state, t.obs), ops.transition(obs, action, t, log_prob)
 
         (env_state, obs), rollout = lax.scan(
             interact, (state.env_state, state.obs), env.keys(act_key, self.rollout_length)
         )
-        learned, metrics = [], {}
+        learned = []
         for k, members in enumerate(ops.team_slices(env.teams)):
-            learner = Learner(ops.per_team(networks)[k], state.optimiser[k])
-            team, info = self.learn(
-                k,
-                Team(learner, state.squared_return[k]),
-                ops.members(rollout, members, 2),
-                jax.random.fold_in(shuffle_key, k),
-                clock,
-                env.total * env.total_teams[k],
-            )
-            learned.append(team)
-            metrics |= {name if k == 0 else f"team{k}_{name}": x for name, x in info.items()}
-        params = ops.per_part([team.learner.params for team in learned])
+            learner = ops.Learner(ops.per_team(networks)[k], state.optimiser[k])
+            team = Team(learner, state.return_scale[k])
+            key, agents = jax.random.fold_in(shuffle_key, k), env.total * env.total_teams[k]
+            ours = ops.members(rollout, members, 2)
+            learned.append(self.learn(k, team, ours, key, clock, agents))
+        teams, metrics = zip(*learned, strict=True)
+        learners, scales = zip(*teams, strict=True)
+        params = ops.per_part([learner.params for learner in learners])
         state = State(
             params | {"team": state.params["team"]},
-            tuple(team.learner.optimiser for team in learned),
-            tuple(team.squared_return for team in learned),
+            tuple(learner.optimiser for learner in learners),
+            scales,
             env_state,
             obs,
         )
-        return state, metrics
+        return state, ops.team_metrics(metrics)
 
     def learn(
-        self, k: int, team: Team, rollout: Rollout, key: jax.Array, clock: ff.Clock, agents: int
+        self, k: int, team: Team, rollout: ops.Rollout, key: jax.Array, clock: ff.Clock, agents: int
     ) -> tuple[Team, ff.Metrics]:
         """PPO, for one team: of what the others do it sees what its agents see.
 
@@ -194,18 +143,18 @@ class IPPO(ff.Algorithm):
         value, advantages, gradient, update, track = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
-        values = value(team.learner.params["critic"], rollout.obs, rollout.next_obs, agents)
-        batch, squared = advantages(rollout, values, team.squared_return)
+        values = value(team.learner.params["critic"], rollout, agents)
+        batch, mean_square = advantages(rollout, values, team.return_scale)
 
-        def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, Any]:
-            grads, info = gradient(learner.params, batch, rows, agents)
-            learner, norm = update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+        def minibatch(learner: ops.Learner, time_idx: jax.Array) -> tuple[ops.Learner, Any]:
+            grads, info = gradient(learner.params, batch, time_idx, agents)
+            learner, norm = update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norm)
 
-        rows = ops.time_minibatches(key, self.rollout_length, self.epochs, self.minibatches)
-        learner, (info, norm) = lax.scan(minibatch, team.learner, rows)
+        time_idx = ops.time_minibatches(key, self.rollout_length, self.epochs, self.minibatches)
+        learner, (info, norm) = lax.scan(minibatch, team.learner, time_idx)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
-        return Team(learner, track(team.squared_return, squared, clock.iteration)), metrics
+        return Team(learner, track(team.return_scale, mean_square, clock.iteration)), metrics
 
     @ff.component("actor")
     def act(
@@ -225,86 +174,57 @@ class IPPO(ff.Algorithm):
 
         per_agent = ops.agent_keys(keys, sum(teams))
         action, log_prob = ops.each_team(of_team, teams, 1, actors, obs, per_agent)
-        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
-        return action, bounded, log_prob
+        return action, ops.within_bounds(space, action), log_prob
 
-    def value(
-        self, critic: Any, obs: jax.Array, next_obs: jax.Array, agents: int
-    ) -> tuple[jax.Array, jax.Array]:
+    def value(self, critic: Any, rollout: ops.Rollout, agents: int) -> list[jax.Array]:
         """Each agent's value before and after each step, `[T, N, A]`."""
-
-        def of_block(block: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-            return [self._network.value(critic, observed) for observed in block]
-
-        shape = obs.shape[:3]
-        now, later = ops.map_blocks(of_block, (obs, next_obs), agents)
-        return now.reshape(shape), later.reshape(shape)
+        return ops.map_over_time(
+            lambda block: [self._network.value(critic, obs) for obs in block],
+            (rollout.obs, rollout.next_obs),
+            row_samples=agents,
+        )
 
     def advantages(
-        self, rollout: Rollout, values: tuple[jax.Array, jax.Array], squared_return: jax.Array
-    ) -> tuple[Batch, jax.Array]:
-        """The batch to learn from, and the mean squared return."""
-        now, later = values
-        done = rollout.terminated | rollout.truncated
+        self, rollout: ops.Rollout, values: Sequence[jax.Array], scale: ops.ReturnScale
+    ) -> tuple[ops.PPOBatch, jax.Array]:
+        """The batch to learn from, and the mean square of returns."""
+        value, next_value = values
         advantage = ops.gae(
-            reward=rollout.reward / jnp.sqrt(squared_return),
-            value=now,
-            next_value=later,
-            terminated=rollout.terminated if self.past_limits else done,
-            done=done,
+            reward=rollout.reward / scale.size,
+            value=value,
+            next_value=next_value,
+            terminated=rollout.terminated if self.past_limits else rollout.done,
+            done=rollout.done,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        target = advantage + now
-        weight = jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype)
-        standard = ops.standardise(advantage, weight)
-        batch = Batch(rollout.obs, rollout.action, rollout.log_prob, standard, target, weight)
-        return batch, squared_return * ops.moments(target, weight)[1]
+        target, standard = advantage + value, ops.standardise(advantage, rollout.mask)
+        seen = (rollout.obs, rollout.action, rollout.log_prob)
+        batch = ops.PPOBatch(*seen, standard, target, rollout.mask)
+        return batch, scale.mean_square(target, rollout.mask)
 
-    def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
-        """The running average, which at first is the plain mean of all iterations so far."""
-        weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
-        return jnp.maximum(average + weight * (latest - average), MIN_SQUARED_RETURN)
+    def track(self, scale: ops.ReturnScale, mean_square: jax.Array, iteration: jax.Array):
+        """The scale of returns, for the next iteration."""
+        return scale.moved(mean_square, iteration, self.return_memory)
 
-    def gradient(
-        self, params: Any, batch: Batch, rows: jax.Array, agents: int
-    ) -> tuple[Any, ff.Metrics]:
-        """Gradients of the loss at the time steps `rows`, over the environments at hand."""
+    def gradient(self, params: Any, batch: ops.PPOBatch, time_idx: jax.Array, agents: int):
+        """Gradients of the loss at the time steps `time_idx`, over the environments at hand."""
+        return ops.grad_over_time(self._loss, params, batch, time_idx, agents, batch_axes=3)
 
-        def of_block(block: jax.Array) -> tuple[Any, ff.Metrics]:
-            def samples(x: jax.Array) -> jax.Array:
-                # One batch axis: XLA differentiates products of more twice as slowly.
-                return x.at[block].get(mode="promise_in_bounds").reshape(-1, *x.shape[3:])
-
-            return jax.grad(self._loss, has_aux=True)(params, jax.tree.map(samples, batch))
-
-        per_block = ops.map_blocks(of_block, rows, agents)
-        return jax.tree.map(lambda x: jnp.mean(x, axis=0), per_block)
-
-    def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
-        distribution = self._network.policy(params["actor"], batch.obs)
+    def _loss(self, params: Any, batch: ops.PPOBatch) -> tuple[jax.Array, ff.Metrics]:
         return ops.ppo_loss(
-            distribution,
+            self._network.policy(params["actor"], batch.obs),
             self._network.value(params["critic"], batch.obs),
-            action=batch.action,
-            log_prob=batch.log_prob,
-            advantage=batch.advantage,
-            target=batch.target,
-            weight=batch.weight,
+            batch,
             clip=self.clip,
             value_coef=self.value_coef,
             entropy_coef=self.entropy_coef,
         )
 
-    def update(
-        self, learner: Learner, grads: Any, remaining: jax.Array
-    ) -> tuple[Learner, jax.Array]:
+    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
         """One step of Adam, and the norm of the gradients: means over all environments."""
-        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params, optimiser, norm = ops.descend(
-            ADAM, *learner, grads, rate=rate, max_norm=self.max_grad_norm
-        )
-        return Learner(params, optimiser), norm
+        rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
+        return ops.descend(ADAM, learner, grads, rate, self.max_grad_norm)
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
@@ -312,8 +232,7 @@ class IPPO(ff.Algorithm):
         keys = jax.random.split(key, obs.shape[0])
 
         def as_team(actor: Any) -> jax.Array:
-            distribution = self._network.policy(actor, obs)
-            return distribution.sample(keys) if explore else distribution.mode()
+            return ops.choose(self._network.policy(actor, obs), keys, explore)
 
         return ops.own_team(params["team"], [as_team(actor) for actor in params["actor"]]), memory
 

@@ -15,13 +15,6 @@ from fragflow.errors import ConfigError
 ADAM = optax.scale_by_adam(eps=1e-5)
 
 
-class Learner(NamedTuple):
-    """A team's networks and their optimisers' states, each under `actor` and `critic`."""
-
-    params: Any
-    optimiser: Any
-
-
 class Team(NamedTuple):
     """The state of a team's learner besides its networks."""
 
@@ -46,32 +39,14 @@ class State(NamedTuple):
     """`[N, A, units]`, before `obs`"""
 
 
-class Rollout(NamedTuple):
-    """Steps of a rollout, `[C, L, N, A, ...]`: chunks of time, steps, environments, agents."""
+class Chunks(NamedTuple):
+    """The data of the gradient, `[C, L, N, A, ...]`: chunks of time, steps, envs, agents."""
 
-    obs: jax.Array
+    batch: ops.PPOBatch
     first: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    next_obs: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    mask: jax.Array | None
-    """False for agents that had ended before"""
-
-
-class Batch(NamedTuple):
-    """The data that the gradient is computed from, `[C, L, N, A, ...]`."""
-
-    rollout: Rollout
+    """True where an observation is the first of an episode"""
     joint: jax.Array
     """the observations of all agents, joined"""
-    advantage: jax.Array
-    target: jax.Array
-    """as the critic counts"""
-    weight: jax.Array
-    """0 for agents that had ended before, else 1"""
 
 
 class Memories(NamedTuple):
@@ -144,13 +119,10 @@ class MAPPO(ff.Algorithm):
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         space = env.observation
-        if env.num_agents is None:
-            raise ConfigError(
-                "MAPPO needs a multi-agent environment, but this one has a single agent: use PPO"
-            )
+        num_agents = env.require_agents("MAPPO")
         if not isinstance(space, ff.Box) or len(space.shape) != 1:
             raise ConfigError(f"MAPPO's critic joins vectors, but agents see {space}")
-        joint = ff.Box(shape=(env.num_agents * space.size,))
+        joint = ff.Box(shape=(num_agents * space.size,))
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, space, env.action, joint) for k in keys]
         params = ops.per_part(teams) | {"team": ops.team_numbers(env.teams)}
@@ -170,25 +142,24 @@ class MAPPO(ff.Algorithm):
         act_key, shuffle_key = jax.random.split(clock.key)
         networks = {part: state.params[part] for part in ("actor", "critic")}
 
-        def interact(carry: Any, keys: jax.Array) -> tuple[Any, Rollout]:
+        def interact(carry: Any, keys: jax.Array) -> tuple[Any, tuple[ops.Rollout, jax.Array]]:
             env_state, obs, first, memory = carry
-            memory, action, bounded, log_prob = self.act(
+            memory, action, env_action, log_prob = self.act(
                 networks["actor"], memory, first, obs, keys, env.teams, env.action
             )
-            env_state, t = env.step(env_state, bounded)
-            ends = (t.terminated, t.truncated, t.mask)
-            happened = Rollout(obs, first, action, log_prob, t.next_obs, t.reward, *ends)
-            ended = jnp.broadcast_to(jnp.all(t.done, 1, keepdims=True), t.done.shape)
-            return (env_state, t.obs, ended, memory), happened
+            env_state, t = env.step(env_state, env_action)
+            begins = jnp.broadcast_to(jnp.all(t.done, 1, keepdims=True), t.done.shape)
+            steps = (ops.transition(obs, action, t, log_prob), first)
+            return (env_state, t.obs, begins, memory), steps
 
         start = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
-        end, memories, rollout = ops.scan_chunks(interact, start, keys)
+        end, memories, steps = ops.scan_chunks(interact, start, keys)
         learned = []
         for k, members in enumerate(ops.team_slices(env.teams)):
             team = (ops.per_team(networks)[k], state.teams[k], memories[:, :, members])
             key = jax.random.fold_in(shuffle_key, k)
-            learned.append(self.learn((k, members), *team, rollout, key, clock))
+            learned.append(self.learn((k, members), *team, steps, key, clock))
         params, teams, metrics = zip(*learned, strict=True)
         params = ops.per_part(params) | {"team": state.params["team"]}
         return State(params, teams, *end), ops.team_metrics(metrics)
@@ -199,7 +170,7 @@ class MAPPO(ff.Algorithm):
         params: Any,
         team: Team,
         memories: jax.Array,
-        rollout: Rollout,
+        steps: tuple[ops.Rollout, jax.Array],
         key: jax.Array,
         clock: ff.Clock,
     ) -> tuple[Any, Team, ff.Metrics]:
@@ -209,19 +180,22 @@ class MAPPO(ff.Algorithm):
         value, advantages, gradient, update = (
             ff.component(f"learner.{part.__name__}.team{k}")(part) for part in parts
         )
-        ours = ops.members(rollout, members, 3)
-        seen = (ours.first, rollout.obs, rollout.next_obs, members)
+        everyone = steps[0]
+        rollout, first = ops.members(steps, members, 3)
+        seen = (first, everyone.obs, everyone.next_obs, members)
         values, critic_memories = value(params["critic"], team.memory, *seen)
-        batch, scale = advantages(ours, rollout.obs, values, team.scale, members, clock.iteration)
+        chunks, scale = advantages(
+            rollout, first, everyone.obs, values, team.scale, members, clock.iteration
+        )
         before = Memories(memories, critic_memories[:-1])
 
-        def minibatch(learner: Learner, chunks: jax.Array) -> tuple[Learner, Any]:
-            grads, info = gradient(learner.params, batch, before, chunks)
-            learner, norms = update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+        def minibatch(learner: ops.Learner, chunk_idx: jax.Array) -> tuple[ops.Learner, Any]:
+            grads, info = gradient(learner.params, chunks, before, chunk_idx)
+            learner, norms = update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norms)
 
-        chunks = ops.time_minibatches(key, self._chunks, self.epochs, self.minibatches)
-        learner, reports = lax.scan(minibatch, Learner(params, team.optimiser), chunks)
+        chunk_idx = ops.time_minibatches(key, self._chunks, self.epochs, self.minibatches)
+        learner, reports = lax.scan(minibatch, ops.Learner(params, team.optimiser), chunk_idx)
         info, norms = jax.tree.map(jnp.mean, reports)
         metrics = ff.all_mean(info) | {f"{part}_grad_norm": norm for part, norm in norms.items()}
         return learner.params, Team(learner.optimiser, scale, critic_memories[-1]), metrics
@@ -240,8 +214,7 @@ class MAPPO(ff.Algorithm):
         """Memory, an action per agent `[N, A]`, the same within bounds, its log-probability."""
         memory = ops.forget(memory, first)
         memory, action, log_prob = ops.act_in_teams(self._network, actors, teams, memory, obs, keys)
-        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
-        return memory, action, bounded, log_prob
+        return memory, action, ops.within_bounds(space, action), log_prob
 
     def value(
         self,
@@ -261,75 +234,64 @@ class MAPPO(ff.Algorithm):
 
     def advantages(
         self,
-        rollout: Rollout,
+        rollout: ops.Rollout,
+        first: jax.Array,
         all_obs: jax.Array,
         values: Any,
         scale: ops.ValueScale,
         members: slice,
         iteration: jax.Array,
-    ) -> tuple[Batch, ops.ValueScale]:
-        """The batch to learn from, and the updated scale, in which its targets are."""
-        now, later = (scale.restored(value) for value in values)
-        done = rollout.terminated | rollout.truncated
+    ) -> tuple[Chunks, ops.ValueScale]:
+        """The data to learn from, and the updated scale, in which its targets are."""
+        value, next_value = (scale.restored(x) for x in values)
+        terminated = rollout.terminated if self.past_limits else rollout.done
         advantage = ops.gae(
             reward=ops.merged(rollout.reward, 0, 2),
-            value=ops.merged(now, 0, 2),
-            next_value=ops.merged(later, 0, 2),
-            terminated=ops.merged(rollout.terminated if self.past_limits else done, 0, 2),
-            done=ops.merged(done, 0, 2),
+            value=ops.merged(value, 0, 2),
+            next_value=ops.merged(next_value, 0, 2),
+            terminated=ops.merged(terminated, 0, 2),
+            done=ops.merged(rollout.done, 0, 2),
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
-        ).reshape(now.shape)
-        target = advantage + now
-        weight = jnp.ones_like(now) if rollout.mask is None else rollout.mask.astype(now.dtype)
-        # Running averages, which at first are the plain means of all iterations so far.
-        newest = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
-        scale = scale.moved(ops.ValueScale(*ops.moments(target, weight)), newest)
-        standard = ops.standardise(advantage, weight)
-        joint = ops.joint_observations(all_obs, members)
-        return Batch(rollout, joint, standard, scale.normalised(target), weight), scale
+        ).reshape(value.shape)
+        target, standard = advantage + value, ops.standardise(advantage, rollout.mask)
+        scale = scale.moved(target, rollout.mask, iteration, self.return_memory)
+        seen = (rollout.obs, rollout.action, rollout.log_prob)
+        batch = ops.PPOBatch(*seen, standard, scale.normalised(target), rollout.mask)
+        return Chunks(batch, first, ops.joint_observations(all_obs, members)), scale
 
     def gradient(
-        self, params: Any, batch: Batch, memories: Memories, chunks: jax.Array
+        self, params: Any, chunks: Chunks, memories: Memories, chunk_idx: jax.Array
     ) -> tuple[Any, ff.Metrics]:
         """Gradients of the loss at some chunks of time, over the environments at hand."""
-        chosen = jax.tree.map(
-            lambda x: x.at[chunks].get(mode="promise_in_bounds"), (batch, memories)
-        )
+        chunks, memories = ops.take_time((chunks, memories), chunk_idx)
         # One axis of chunks, environments and agents: XLA differentiates products of more slower.
-        batch = jax.tree.map(lambda x: ops.chunks_as_batch(ops.merged(x, 2, 2)), chosen[0])
-        memories = jax.tree.map(lambda m: ops.merged(m, 0, 3), chosen[1])
-        return jax.grad(self._loss, has_aux=True)(params, batch, memories)
+        chunks = jax.tree.map(lambda x: ops.chunks_as_batch(ops.merged(x, 2, 2)), chunks)
+        memories = jax.tree.map(lambda m: ops.merged(m, 0, 3), memories)
+        return jax.grad(self._loss, has_aux=True)(params, chunks, memories)
 
-    def _loss(self, params: Any, batch: Batch, memories: Memories) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(
+        self, params: Any, chunks: Chunks, memories: Memories
+    ) -> tuple[jax.Array, ff.Metrics]:
         """Over sequences `[L, B, ...]`."""
         actor, critic, network = params["actor"], params["critic"], self._network
-        first = batch.rollout.first
-        seen = network.observe_all(actor, memories.actor, first, batch.rollout.obs)
-        all_seen = network.observe_all(critic, memories.critic, first, batch.joint)
+        batch, first, joint = chunks
+        seen = network.observe_all(actor, memories.actor, first, batch.obs)
+        all_seen = network.observe_all(critic, memories.critic, first, joint)
         batch, seen, all_seen = jax.tree.map(lambda x: ops.merged(x, 0, 2), (batch, seen, all_seen))
         return ops.ppo_loss(
             network.policy(actor, seen),
             network.value(critic, all_seen),
-            action=batch.rollout.action,
-            log_prob=batch.rollout.log_prob,
-            advantage=batch.advantage,
-            target=batch.target,
-            weight=batch.weight,
+            batch,
             clip=self.clip,
             value_coef=self.value_coef,
             entropy_coef=self.entropy_coef,
         )
 
-    def update(
-        self, learner: Learner, grads: Any, remaining: jax.Array
-    ) -> tuple[Learner, dict[str, jax.Array]]:
+    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
         """A step of Adam for each network, and the norms of gradients: means over environments."""
-        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params, optimiser, norms = ops.descend_apart(
-            ADAM, *learner, grads, rate=rate, max_norm=self.max_grad_norm
-        )
-        return Learner(params, optimiser), norms
+        rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
+        return ops.descend_apart(ADAM, learner, grads, rate, self.max_grad_norm)
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False

@@ -1,4 +1,17 @@
-"""Proximal policy optimisation (Schulman et al. 2017)."""
+"""Proximal policy optimisation (Schulman et al. 2017).
+
+Its defaults differ from the textbook, for what was measured to learn better; flags give the latter:
+
+- returns are scaled by their running size (textbook: `scale_returns=False`);
+- advantages are standardised per iteration (per minibatch: `advantages_per_minibatch=True`; the
+  paper itself does not: `normalise_advantages=False`);
+- a minibatch is all environments at random time steps (random time steps of each environment:
+  `shuffle_each_env=True`). Samples are never drawn across environments: a replica holds some only;
+- the critic is not clipped, as in the paper (as in its authors' code: `clip_value=True`).
+
+Like the authors' code it anneals the learning rate and clips the gradient's norm. Other than theirs
+it bootstraps where a time limit cut an episode.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -10,74 +23,19 @@ from jax import lax
 
 import fragflow.api as ff
 from fragflow import ops
-from fragflow.errors import ConfigError
-
-MIN_SQUARED_RETURN = 1e-2
-"""So that the first reward after a long time without any does not look enormous to the critic."""
-
-
-class Learner(NamedTuple):
-    """The parameters, and the optimiser's state."""
-
-    params: Any
-    optimiser: Any
 
 
 class State(NamedTuple):
     """Everything that goes from one iteration to the next."""
 
     params: Any
+    """`actor` and `critic`"""
     optimiser: Any
-    squared_return: jax.Array
-    """running average; its root is the unit in which the critic counts"""
+    return_scale: ops.ReturnScale
+    obs_stats: ops.Statistics | None
+    """of all observations so far, if they are normalised"""
     env_state: ff.EnvState
     obs: jax.Array
-
-
-class Rollout(NamedTuple):
-    """The steps of a rollout, `[T, N, ...]`: time first, then environments."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    next_obs: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    mask: jax.Array | None
-    """False where nothing happened"""
-
-
-class Values(NamedTuple):
-    """The critic's opinion, `[T, N]`."""
-
-    now: jax.Array
-    next: jax.Array
-    """of the true successor"""
-    obs: jax.Array
-    """`[T, N, ...]`, as networks see them"""
-
-
-class Estimates(NamedTuple):
-    """Estimates from a rollout: advantages for the policy, targets for the critic."""
-
-    advantage: jax.Array
-    """`[T, N]`"""
-    target: jax.Array
-    """`[T, N]`"""
-    squared_return: jax.Array
-    """the mean over the rollout"""
-
-
-class Batch(NamedTuple):
-    """The data that the gradient is computed from, `[T, N, ...]`."""
-
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
 
 
 @dataclass(frozen=True)
@@ -86,10 +44,6 @@ class PPO(ff.Algorithm):
 
     The actor collects `rollout_length` steps in every environment. The learner then makes
     `epochs` passes over them in minibatches: all environments at randomly chosen time steps.
-
-    The critic counts in units of the root mean square of recent returns. One learning rate then
-    fits returns of any size (compare van Hasselt et al. 2016), and the critic's loss does not drown
-    the policy's where gradients are clipped.
     """
 
     default_num_envs: ClassVar[int] = 16
@@ -116,12 +70,18 @@ class PPO(ff.Algorithm):
     """weight of the value function's loss"""
     clip_value: bool = False
     """also clip the change of the critic's output (by `clip`)"""
+    scale_returns: bool = True
+    """scale rewards so that returns are of size one; else the critic counts in rewards"""
     return_memory: float = 0.95
-    """share that the running size of returns, the critic's unit, keeps per iteration"""
+    """share that the running size of returns keeps per iteration"""
     normalise_observations: bool = False
     """scale observations to mean zero and variance one, by statistics of all seen before"""
     normalise_advantages: bool = True
     """scale the advantages of each iteration to mean zero and variance one"""
+    advantages_per_minibatch: bool = False
+    """scale the advantages of each minibatch so, instead of those of the whole iteration"""
+    shuffle_each_env: bool = False
+    """draw a minibatch's time steps for each environment by itself, else the same for all"""
     max_grad_norm: float = 0.5
     """gradients with a larger global norm are scaled down to it"""
     hidden: tuple[int, ...] = (64, 64)
@@ -137,189 +97,142 @@ class PPO(ff.Algorithm):
             from_0=("entropy_coef", "value_coef"),
             from_0_to_1=("gamma", "gae_lambda", "return_memory"),
             sizes=("hidden",),
+            divides=(("minibatches", "rollout_length"),),
         )
-        if self.rollout_length % self.minibatches:
-            raise ConfigError(
-                f"minibatches = {self.minibatches} does not divide rollout_length = "
-                f"{self.rollout_length}: a minibatch takes whole time steps"
-            )
 
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         env.require_one_agent("PPO")
-        if self.normalise_observations and not isinstance(env.observation, ff.Box):
-            raise ConfigError(
-                f"normalise_observations is for numbers, but observations are {env.observation}"
-            )
+        is_scaled = self.normalise_observations
+        obs_stats = ops.Statistics.of_space(env.observation) if is_scaled else None
         network_key, env_key = jax.random.split(key)
-        networks = self._network.init(network_key, env.observation, env.action)
-        env_state, timestep = env.reset(env_key)
-        seen = ops.Statistics.of_nothing(env.observation.shape)
-        params = networks | ({"seen": seen} if self.normalise_observations else {})
-        optimiser = self._optimiser.init(networks)
-        return State(params, optimiser, jnp.float32(1.0), env_state, timestep.obs)
+        params = self._network.init(network_key, env.observation, env.action)
+        env_state, t = env.reset(env_key)
+        optimiser, scale = self._optimiser.init(params), ops.ReturnScale.of_nothing()
+        return State(params, optimiser, scale, obs_stats, env_state, t.obs)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
-        networks = {name: state.params[name] for name in ("actor", "critic")}
-        seen = state.params.get("seen")
+        params, scale, obs_stats = state.params, state.return_scale, state.obs_stats
 
         def interact(carry: tuple[ff.EnvState, jax.Array], keys: jax.Array):
             env_state, obs = carry
-            action, bounded, log_prob = self.act(networks["actor"], seen, obs, keys, env.action)
-            env_state, t = env.step(env_state, bounded)
-            happened = Rollout(
-                obs, action, log_prob, t.next_obs, t.reward, t.terminated, t.truncated, t.mask
+            action, env_action, log_prob = self.act(
+                params["actor"], obs_stats, obs, keys, env.action
             )
-            return (env_state, t.obs), happened
+            env_state, t = env.step(env_state, env_action)
+            return (env_state, t.obs), ops.transition(obs, action, t, log_prob)
 
         (env_state, obs), rollout = lax.scan(
             interact, (state.env_state, state.obs), env.keys(act_key, self.rollout_length)
         )
-        values = self.values(networks["critic"], seen, rollout.obs, rollout.next_obs)
-        estimates = self.advantages(rollout, values, state.squared_return)
-        batch = Batch(
-            values.obs,
-            rollout.action,
-            rollout.log_prob,
-            values.now,
-            estimates.advantage,
-            estimates.target,
+        network_obs, value, next_value = self.values(params["critic"], obs_stats, rollout)
+        advantage, target, mean_square = self.advantages(rollout, value, next_value, scale)
+        batch = ops.PPOBatch(
+            network_obs, rollout.action, rollout.log_prob, advantage, target, rollout.mask, value
         )
 
-        def minibatch(learner: Learner, rows: jax.Array) -> tuple[Learner, Any]:
-            grads, info = self.gradient(learner.params, batch, rows)
-            learner, norm = self.update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+        def minibatch(learner: ops.Learner, time_idx: jax.Array) -> tuple[ops.Learner, Any]:
+            grads, info = self.gradient(learner.params, batch, time_idx)
+            learner, norm = self.update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norm)
 
-        rows = ops.time_minibatches(shuffle_key, self.rollout_length, self.epochs, self.minibatches)
-        learner, (info, norm) = lax.scan(minibatch, Learner(networks, state.optimiser), rows)
+        sizes = (self.rollout_length, self.epochs, self.minibatches)
+        time_idx = ops.time_minibatches(shuffle_key, *sizes)
+        if self.shuffle_each_env:
+            time_idx = ops.env_minibatches(env.keys(shuffle_key, self.epochs), *sizes)
+        learner, (info, norm) = lax.scan(minibatch, ops.Learner(params, state.optimiser), time_idx)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
-        squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
-        params = learner.params
-        if seen is not None:
-            total = self.rollout_length * env.total
-            params = params | {"seen": self.observe(seen, rollout.obs, total)}
-        return State(params, learner.optimiser, squared_return, env_state, obs), metrics
+        if self.scale_returns:
+            scale = self.track(scale, mean_square, clock.iteration)
+        if obs_stats is not None:
+            obs_stats = self.observe(obs_stats, rollout.obs, self.rollout_length * env.total)
+        return State(*learner, scale, obs_stats, env_state, obs), metrics
 
     @ff.component("actor")
-    def act(
-        self, actor: Any, seen: Any, obs: jax.Array, keys: jax.Array, space: ff.Space
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def act(self, actor: Any, obs_stats: Any, obs: jax.Array, keys: jax.Array, space: ff.Space):
         """An action per environment, the same within the bounds of `space`, its log-probability."""
-        distribution = self._network.policy(actor, _scaled(seen, obs))
-        action = distribution.sample(keys)
-        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
-        return action, bounded, distribution.log_prob(action)
+        distribution = self._network.policy(actor, ops.normalise(obs_stats, obs))
+        return ops.act(distribution, keys, space)
 
     @ff.component("learner.value")
-    def values(self, critic: Any, seen: Any, obs: jax.Array, next_obs: jax.Array) -> Values:
-        """The critic's values before and after each step, and observations as networks see them."""
-        obs, next_obs = _scaled(seen, obs), _scaled(seen, next_obs)
-
-        def of_block(block: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-            return [self._network.value(critic, observed) for observed in block]
-
-        time, num_envs = obs.shape[:2]
-        now, later = ops.map_blocks(of_block, (obs, next_obs), num_envs)
-        return Values(now.reshape(time, num_envs), later.reshape(time, num_envs), obs)
+    def values(self, critic: Any, obs_stats: Any, rollout: ops.Rollout):
+        """Observations as networks see them, and the critic's values before and after each step."""
+        obs, next_obs = (ops.normalise(obs_stats, x) for x in (rollout.obs, rollout.next_obs))
+        value, next_value = ops.map_over_time(
+            lambda block: [self._network.value(critic, x) for x in block],
+            (obs, next_obs),
+            row_samples=obs.shape[1],
+        )
+        return obs, value, next_value
 
     @ff.component("learner.advantages")
-    def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
-        """The advantage of each action over what was expected, and targets for the critic."""
-        unit = jnp.sqrt(squared_return)
+    def advantages(
+        self, rollout: ops.Rollout, value: jax.Array, next_value: jax.Array, scale: ops.ReturnScale
+    ):
+        """Advantages `[T, N]`, targets for the critic, and the mean square of returns."""
         advantage = ops.gae(
-            reward=rollout.reward / unit,
-            value=values.now,
-            next_value=values.next,
+            reward=rollout.reward / scale.size,
+            value=value,
+            next_value=next_value,
             terminated=rollout.terminated,
-            done=rollout.terminated | rollout.truncated,
+            done=rollout.done,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        target = advantage + values.now
-        if self.normalise_advantages:
-            advantage = ops.standardise(advantage)
-        if rollout.mask is not None:
-            advantage = jnp.where(rollout.mask, advantage, 0.0)
-        return Estimates(
-            advantage, target, squared_return * ff.all_mean(jnp.mean(jnp.square(target)))
-        )
+        target = advantage + value
+        if self.normalise_advantages and not self.advantages_per_minibatch:
+            advantage = ops.standardise(advantage, rollout.mask)
+        return advantage, target, scale.mean_square(target, rollout.mask)
 
     @ff.component("learner.track")
-    def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
-        """The running average, which at first is the plain mean of all iterations so far."""
-        weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
-        return jnp.maximum(average + weight * (latest - average), MIN_SQUARED_RETURN)
+    def track(self, scale: ops.ReturnScale, mean_square: jax.Array, iteration: jax.Array):
+        """The scale of returns, for the next iteration."""
+        return scale.moved(mean_square, iteration, self.return_memory)
 
     @ff.component("learner.observe")
-    def observe(self, seen: ops.Statistics, obs: jax.Array, total: int) -> ops.Statistics:
+    def observe(self, obs_stats: ops.Statistics, obs: jax.Array, total: int) -> ops.Statistics:
         """Statistics of observations, for the next iteration."""
-        return ops.include(seen, obs, total)
+        return ops.include(obs_stats, obs, total)
 
     @ff.component("learner.gradient")
-    def gradient(self, params: Any, batch: Batch, rows: jax.Array) -> tuple[Any, ff.Metrics]:
-        """Gradients of the loss at the time steps `rows`, over the environments at hand."""
+    def gradient(self, params: Any, batch: ops.PPOBatch, time_idx: jax.Array):
+        """Gradients of the loss at the time steps `time_idx`, over the environments at hand."""
+        if self.normalise_advantages and self.advantages_per_minibatch:
+            standard = ops.standardise(batch.advantage, batch.mask, time_idx)
+            batch = batch._replace(advantage=standard)
+        num_envs = batch.action.shape[1]
+        return ops.grad_over_time(self._loss, params, batch, time_idx, row_samples=num_envs)
 
-        def of_block(block: jax.Array) -> tuple[Any, ff.Metrics]:
-            def samples(x: jax.Array) -> jax.Array:
-                # One batch axis: XLA differentiates matrix products of three axes twice as slowly.
-                return x.at[block].get(mode="promise_in_bounds").reshape(-1, *x.shape[2:])
-
-            return jax.grad(self._loss, has_aux=True)(params, jax.tree.map(samples, batch))
-
-        per_block = ops.map_blocks(of_block, rows, num_envs=batch.action.shape[1])
-        return jax.tree.map(lambda x: jnp.mean(x, axis=0), per_block)
-
-    def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
-        distribution = self._network.policy(params["actor"], batch.obs)
-        log_ratio = distribution.log_prob(batch.action) - batch.log_prob
-        ratio = jnp.exp(log_ratio)
-        policy_loss = jnp.mean(ops.clipped_surrogate(ratio, batch.advantage, self.clip))
-        entropy = jnp.mean(distribution.entropy())
-        value = self._network.value(params["critic"], batch.obs)
-        if self.clip_value:
-            losses = ops.clipped_value_loss(value, batch.value, batch.target, self.clip)
-        else:
-            losses = ops.value_loss(value, batch.target)
-        value_loss = jnp.mean(losses)
-        loss = policy_loss + self.value_coef * value_loss - self.entropy_coef * entropy
-        return loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            # Never negative and of low variance, unlike the mean of -log_ratio (Schulman 2020).
-            "approx_kl": jnp.mean(ratio - 1.0 - log_ratio),
-            "clip_fraction": jnp.mean((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32)),
-        }
+    def _loss(self, params: Any, batch: ops.PPOBatch) -> tuple[jax.Array, ff.Metrics]:
+        return ops.ppo_loss(
+            self._network.policy(params["actor"], batch.obs),
+            self._network.value(params["critic"], batch.obs),
+            batch,
+            clip=self.clip,
+            value_coef=self.value_coef,
+            entropy_coef=self.entropy_coef,
+            clip_value=self.clip_value,
+        )
 
     @ff.component("learner.update")
-    def update(
-        self, learner: Learner, grads: Any, remaining: jax.Array
-    ) -> tuple[Learner, jax.Array]:
+    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
         """One step of Adam, and the norm of the gradients: means over all environments."""
-        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params, optimiser, norm = ops.descend(
-            self._optimiser, *learner, grads, rate=rate, max_norm=self.max_grad_norm
-        )
-        return Learner(params, optimiser), norm
+        rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
+        return ops.descend(self._optimiser, learner, grads, rate, self.max_grad_norm)
+
+    def weights(self, state: State) -> Any:
+        return state.params | ({} if state.obs_stats is None else {"obs_stats": state.obs_stats})
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
     ) -> tuple[jax.Array, Any]:
-        distribution = self._network.policy(params["actor"], _scaled(params.get("seen"), obs))
-        return distribution.sample(key) if explore else distribution.mode(), memory
+        obs = ops.normalise(params.get("obs_stats"), obs)
+        return ops.choose(self._network.policy(params["actor"], obs), key, explore), memory
 
     @property
     def _network(self) -> ops.ActorCriticNetwork:
-        if self.network is None:
-            return ops.MLPActorCritic(self.hidden)
-        return ops.GivenActorCritic(self.network)
+        return ops.actor_critic(self.network, self.hidden)
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:
         return optax.scale_by_adam(eps=1e-5)
-
-
-def _scaled(seen: ops.Statistics | None, obs: jax.Array) -> jax.Array:
-    """Observations as networks see them."""
-    return obs if seen is None else ops.normalise(seen, obs)

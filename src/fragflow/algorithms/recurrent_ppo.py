@@ -11,24 +11,13 @@ from jax import lax
 import fragflow.api as ff
 from fragflow import ops
 
-MIN_SQUARED_RETURN = 1e-2
-"""So that the first reward after a long time without any does not look enormous to the critic."""
-
-
-class Learner(NamedTuple):
-    """The parameters, and the optimiser's state."""
-
-    params: Any
-    optimiser: Any
-
 
 class State(NamedTuple):
     """Everything that goes from one iteration to the next."""
 
     params: Any
     optimiser: Any
-    squared_return: jax.Array
-    """running average; its root is the unit in which the critic counts"""
+    return_scale: ops.ReturnScale
     env_state: ff.EnvState
     obs: jax.Array
     first: jax.Array
@@ -38,52 +27,14 @@ class State(NamedTuple):
     critic_memory: jax.Array
 
 
-class Rollout(NamedTuple):
-    """Steps of a rollout, `[C, L, N, ...]`: chunks of time, steps of a chunk, environments."""
+class Chunks(NamedTuple):
+    """The data of the gradient, `[C, L, N, ...]`: chunks of time, their steps, environments."""
 
-    obs: jax.Array
+    batch: ops.PPOBatch
     first: jax.Array
-    """True where `obs` is the first of an episode"""
-    action: jax.Array
-    log_prob: jax.Array
-    next_obs: jax.Array
-    """the true successor, also where an episode ended"""
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    mask: jax.Array | None
-    """False where nothing happened"""
-
-
-class Values(NamedTuple):
-    """The critic's opinion, `[C, L, N]`."""
-
-    now: jax.Array
-    next: jax.Array
-    """of the true successor"""
-    memory: jax.Array
-    """the critic's before each chunk, `[C, N, units]`"""
-    last_memory: jax.Array
-    """the critic's after the rollout, `[N, units]`"""
-
-
-class Estimates(NamedTuple):
-    """Advantages for the policy and targets for the critic, `[C, L, N]`."""
-
-    advantage: jax.Array
-    target: jax.Array
-    squared_return: jax.Array
-    """the mean over the rollout"""
-
-
-class Batch(NamedTuple):
-    """The data of the gradient: `[C, L, N, ...]`, and the memories before each chunk."""
-
-    rollout: Rollout
-    advantage: jax.Array
-    target: jax.Array
+    """True where an observation is the first of an episode"""
     actor_memory: jax.Array
-    """`[C, N, units]`"""
+    """before each chunk, `[C, N, units]`"""
     critic_memory: jax.Array
 
 
@@ -121,7 +72,7 @@ class RecurrentPPO(ff.Algorithm):
     value_coef: float = 0.5
     """weight of the value function's loss"""
     return_memory: float = 0.95
-    """share that the running size of returns, the critic's unit, keeps per iteration"""
+    """share that the running size of returns keeps per iteration"""
     max_grad_norm: float = 0.5
     """gradients with a larger global norm are scaled down to it"""
     units: int = 64
@@ -147,51 +98,48 @@ class RecurrentPPO(ff.Algorithm):
         env_state, t = env.reset(env_key)
         memory = jnp.zeros((env.num_envs, self.units))
         optimiser = self._optimiser.init(params)
-        return State(params, optimiser, jnp.float32(1.0), env_state, t.obs, ~t.done, memory, memory)
+        scale = ops.ReturnScale.of_nothing()
+        return State(params, optimiser, scale, env_state, t.obs, ~t.done, memory, memory)
 
     def step(self, env: ff.Environments, state: State, clock: ff.Clock) -> tuple[State, ff.Metrics]:
         act_key, shuffle_key = jax.random.split(clock.key)
 
-        def interact(carry: Any, keys: jax.Array) -> tuple[Any, Rollout]:
+        def interact(carry: Any, keys: jax.Array) -> tuple[Any, tuple[ops.Rollout, jax.Array]]:
             env_state, obs, first, memory = carry
-            memory, action, bounded, log_prob = self.act(
+            memory, action, env_action, log_prob = self.act(
                 state.params["actor"], memory, first, obs, keys, env.action
             )
-            env_state, t = env.step(env_state, bounded)
-            happened = Rollout(
-                obs,
-                first,
-                action,
-                log_prob,
-                t.next_obs,
-                t.reward,
-                t.terminated,
-                t.truncated,
-                t.mask,
-            )
+            env_state, t = env.step(env_state, env_action)
             begins = t.done if t.mask is None else t.done | ~t.mask
-            return (env_state, t.obs, begins, memory), happened
+            steps = (ops.transition(obs, action, t, log_prob), first)
+            return (env_state, t.obs, begins, memory), steps
 
         start = (state.env_state, state.obs, state.first, state.actor_memory)
         keys = env.keys(act_key, self._chunks, self.chunk_length)
-        end, actor_memory, rollout = ops.scan_chunks(interact, start, keys)
-        values = self.values(state.params["critic"], state.critic_memory, rollout)
-        estimates = self.advantages(rollout, values, state.squared_return)
-        batch = Batch(rollout, estimates.advantage, estimates.target, actor_memory, values.memory)
+        end, actor_memory, (rollout, first) = ops.scan_chunks(interact, start, keys)
+        value, next_value, critic_memory, last_memory = self.values(
+            state.params["critic"], state.critic_memory, first, rollout
+        )
+        advantage, target, mean_square = self.advantages(
+            rollout, value, next_value, state.return_scale
+        )
+        batch = ops.PPOBatch(
+            rollout.obs, rollout.action, rollout.log_prob, advantage, target, rollout.mask
+        )
+        chunks = Chunks(batch, first, actor_memory, critic_memory)
 
-        def minibatch(learner: Learner, chunks: jax.Array) -> tuple[Learner, Any]:
-            grads, info = self.gradient(learner.params, batch, chunks)
-            learner, norm = self.update(learner, ff.all_mean(grads), 1.0 - clock.progress)
+        def minibatch(learner: ops.Learner, chunk_idx: jax.Array) -> tuple[ops.Learner, Any]:
+            grads, info = self.gradient(learner.params, chunks, chunk_idx)
+            learner, norm = self.update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norm)
 
-        chunks = ops.time_minibatches(shuffle_key, self._chunks, self.epochs, self.minibatches)
-        learner = Learner(state.params, state.optimiser)
-        learner, (info, norm) = lax.scan(minibatch, learner, chunks)
+        chunk_idx = ops.time_minibatches(shuffle_key, self._chunks, self.epochs, self.minibatches)
+        learner = ops.Learner(state.params, state.optimiser)
+        learner, (info, norm) = lax.scan(minibatch, learner, chunk_idx)
         metrics = ff.all_mean(jax.tree.map(jnp.mean, info)) | {"grad_norm": jnp.mean(norm)}
-        squared_return = self.track(state.squared_return, estimates.squared_return, clock.iteration)
+        scale = self.track(state.return_scale, mean_square, clock.iteration)
         env_state, obs, first, memory = end
-        state = State(*learner, squared_return, env_state, obs, first, memory, values.last_memory)
-        return state, metrics
+        return State(*learner, scale, env_state, obs, first, memory, last_memory), metrics
 
     @ff.component("actor")
     def act(
@@ -206,86 +154,64 @@ class RecurrentPPO(ff.Algorithm):
         """Memory, an action per environment, the same within bounds, its log-probability."""
         memory = self._network.observe(actor, ops.forget(memory, first), obs)
         distribution = self._network.policy(actor, memory)
-        action = distribution.sample(keys)
-        bounded = jnp.clip(action, *space.bounds) if isinstance(space, ff.Box) else action
-        return memory, action, bounded, distribution.log_prob(action)
+        return memory, *ops.act(distribution, keys, space)
 
     @ff.component("learner.value")
-    def values(self, critic: Any, memory: jax.Array, rollout: Rollout) -> Values:
-        """The critic's values before and after each step, and its memories."""
-        seen = (rollout.first, rollout.obs, rollout.next_obs)
+    def values(self, critic: Any, memory: jax.Array, first: jax.Array, rollout: ops.Rollout):
+        """The critic's values before and after each step, its memories before chunks, the last."""
+        seen = (first, rollout.obs, rollout.next_obs)
         values, memories = ops.values_over_chunks(self._network, critic, memory, *seen)
-        return Values(*values, memories[:-1], memories[-1])
+        return *values, memories[:-1], memories[-1]
 
     @ff.component("learner.advantages")
-    def advantages(self, rollout: Rollout, values: Values, squared_return: jax.Array) -> Estimates:
-        """The advantage of each action over what was expected, and targets for the critic."""
-
-        def in_time(x: jax.Array) -> jax.Array:
-            return x.reshape(self.rollout_length, *x.shape[2:])
-
-        terminated, truncated = in_time(rollout.terminated), in_time(rollout.truncated)
+    def advantages(
+        self, rollout: ops.Rollout, value: jax.Array, next_value: jax.Array, scale: ops.ReturnScale
+    ):
+        """Advantages `[C, L, N]`, targets for the critic, and the mean square of returns."""
         advantage = ops.gae(
-            reward=in_time(rollout.reward) / jnp.sqrt(squared_return),
-            value=in_time(values.now),
-            next_value=in_time(values.next),
-            terminated=terminated,
-            done=terminated | truncated,
+            reward=ops.merged(rollout.reward, 0, 2) / scale.size,
+            value=ops.merged(value, 0, 2),
+            next_value=ops.merged(next_value, 0, 2),
+            terminated=ops.merged(rollout.terminated, 0, 2),
+            done=ops.merged(rollout.done, 0, 2),
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
-        ).reshape(values.now.shape)
-        target = advantage + values.now
-        return Estimates(
-            ops.standardise(advantage),
-            target,
-            squared_return * ff.all_mean(jnp.mean(jnp.square(target))),
-        )
+        ).reshape(value.shape)
+        target = advantage + value
+        standard = ops.standardise(advantage, rollout.mask)
+        return standard, target, scale.mean_square(target, rollout.mask)
 
     @ff.component("learner.track")
-    def track(self, average: jax.Array, latest: jax.Array, iteration: jax.Array) -> jax.Array:
-        """The running average, which at first is the plain mean of all iterations so far."""
-        weight = jnp.maximum(1.0 / (1.0 + iteration), 1.0 - self.return_memory)
-        return jnp.maximum(average + weight * (latest - average), MIN_SQUARED_RETURN)
+    def track(self, scale: ops.ReturnScale, mean_square: jax.Array, iteration: jax.Array):
+        """The scale of returns, for the next iteration."""
+        return scale.moved(mean_square, iteration, self.return_memory)
 
     @ff.component("learner.gradient")
-    def gradient(self, params: Any, batch: Batch, chunks: jax.Array) -> tuple[Any, ff.Metrics]:
+    def gradient(self, params: Any, chunks: Chunks, chunk_idx: jax.Array):
         """Gradients of the loss at some chunks of time, over the environments at hand."""
-        chosen = jax.tree.map(lambda x: x.at[chunks].get(mode="promise_in_bounds"), batch)
-        return jax.grad(self._loss, has_aux=True)(params, chosen)
+        return jax.grad(self._loss, has_aux=True)(params, ops.take_time(chunks, chunk_idx))
 
-    def _loss(self, params: Any, batch: Batch) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(self, params: Any, chunks: Chunks) -> tuple[jax.Array, ff.Metrics]:
         # Time first, then chunks and environments as one batch axis.
-        memories = [m.reshape(-1, self.units) for m in (batch.actor_memory, batch.critic_memory)]
-        rollout, advantage, target = jax.tree.map(ops.chunks_as_batch, batch[:3])
+        batch, first = jax.tree.map(ops.chunks_as_batch, chunks[:2])
         actor_memory, critic_memory = (
-            self._network.observe_all(params[part], memory, rollout.first, rollout.obs)
-            for part, memory in zip(("actor", "critic"), memories, strict=True)
+            self._network.observe_all(params[part], ops.merged(memory, 0, 2), first, batch.obs)
+            for part, memory in zip(("actor", "critic"), chunks[2:], strict=True)
         )
-        distribution = self._network.policy(params["actor"], actor_memory)
-        value = self._network.value(params["critic"], critic_memory)
         return ops.ppo_loss(
-            distribution,
-            value,
-            action=rollout.action,
-            log_prob=rollout.log_prob,
-            advantage=advantage,
-            target=target,
-            weight=1.0 if rollout.mask is None else rollout.mask.astype(value.dtype),
+            self._network.policy(params["actor"], actor_memory),
+            self._network.value(params["critic"], critic_memory),
+            batch,
             clip=self.clip,
             value_coef=self.value_coef,
             entropy_coef=self.entropy_coef,
         )
 
     @ff.component("learner.update")
-    def update(
-        self, learner: Learner, grads: Any, remaining: jax.Array
-    ) -> tuple[Learner, jax.Array]:
+    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
         """One step of Adam, and the norm of the gradients: means over all environments."""
-        rate = self.learning_rate * remaining if self.anneal else self.learning_rate
-        params, optimiser, norm = ops.descend(
-            self._optimiser, *learner, grads, rate=rate, max_norm=self.max_grad_norm
-        )
-        return Learner(params, optimiser), norm
+        rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
+        return ops.descend(self._optimiser, learner, grads, rate, self.max_grad_norm)
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
@@ -293,7 +219,7 @@ class RecurrentPPO(ff.Algorithm):
         memory = jnp.zeros(self.units) if memory is None else memory
         memory = self._network.observe(params["actor"], memory, obs)
         distribution = self._network.policy(params["actor"], memory)
-        return distribution.sample(key) if explore else distribution.mode(), memory
+        return ops.choose(distribution, key, explore), memory
 
     @property
     def _chunks(self) -> int:

@@ -209,8 +209,8 @@ class SAC(ff.Algorithm):
 
         `grads` are means over all environments already: Adam is not linear.
         """
-        updates, optimiser = self._optimiser.update(grads, learner.optimiser)
-        params: Any = optax.apply_updates(learner.params, updates)
+        before = ops.Learner(learner.params, learner.optimiser)
+        (params, optimiser), _ = ops.descend(self._optimiser, before, grads, self.learning_rate)
         target = ops.polyak(learner.target, params["critic"], self.target_rate)
         after = Learner(params, target, optimiser)
         return jax.tree.map(lambda old, new: jnp.where(starting, old, new), learner, after)
@@ -231,7 +231,7 @@ class SAC(ff.Algorithm):
 
     @property
     def _optimiser(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
+        return optax.scale_by_adam()
 
 
 def _bounded(space: ff.Space) -> ff.Box:

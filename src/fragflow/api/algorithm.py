@@ -41,12 +41,20 @@ class Algorithm:
         """One iteration of the training loop: the next state, and scalars to report."""
         raise NotImplementedError(f"{type(self).__name__} has no step(env, state, clock)")
 
+    def weights(self, state: Any) -> Any:
+        """The part of the state that `policy` acts with, and that a run saves: its `params`.
+
+        Override it where acting needs more of the state, such as statistics of observations.
+        """
+        return state.params
+
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
     ) -> tuple[jax.Array, Any]:
         """Returns a trained agent's action in one environment, and its next memory.
 
-        `memory` is None at the start of an episode, then what the last call returned.
+        `params` are what `weights` takes from the state. `memory` is None at the start of an
+        episode, then what the last call returned.
         """
         raise NotImplementedError(f"{type(self).__name__} has no policy(params, obs, memory, key)")
 
@@ -60,6 +68,7 @@ def check_settings(
     from_0_to_1: Sequence[str] = (),
     below_1: Sequence[str] = (),
     sizes: Sequence[str] = (),
+    divides: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Refuses hyperparameters outside of their ranges.
 
@@ -71,6 +80,7 @@ def check_settings(
         from_0_to_1: names of those between 0 and 1, both included.
         below_1: names of those that are 0 or more, and less than 1.
         sizes: names of tuples of whole numbers, each 1 or more.
+        divides: pairs of names; of each the first divides the second.
 
     Raises:
         ConfigError: one is outside of its range; the message names it.
@@ -88,3 +98,9 @@ def check_settings(
             value = getattr(algorithm, name)
             if not holds(value):
                 raise ConfigError(f"{name} = {value}: expected {expected}")
+    for part, whole in divides:
+        if getattr(algorithm, whole) % getattr(algorithm, part):
+            raise ConfigError(
+                f"{part} = {getattr(algorithm, part)} does not divide {whole} = "
+                f"{getattr(algorithm, whole)}: expected a divisor of it"
+            )

@@ -113,6 +113,15 @@ class Environments:
                 "environment: use IPPO or MAPPO"
             )
 
+    def require_agents(self, algorithm: str) -> int:
+        """The number of agents; refuses an environment of one, which has no axis for them."""
+        if self.num_agents is None:
+            raise ConfigError(
+                f"{algorithm} needs a multi-agent environment, but this one has a single agent: "
+                "use PPO"
+            )
+        return self.num_agents
+
     @property
     def teams(self) -> tuple[int, ...]:
         """Agents of each team that are here; agents are in the order of teams. For shapes only."""

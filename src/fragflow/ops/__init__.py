@@ -1,20 +1,31 @@
 """Pure reinforcement learning maths: no state, no environments."""
 
+from fragflow.ops.acting import Rollout as Rollout
+from fragflow.ops.acting import act as act
+from fragflow.ops.acting import choose as choose
+from fragflow.ops.acting import transition as transition
+from fragflow.ops.acting import within_bounds as within_bounds
 from fragflow.ops.distributions import Categorical as Categorical
 from fragflow.ops.distributions import Distribution as Distribution
 from fragflow.ops.distributions import MultiCategorical as MultiCategorical
 from fragflow.ops.distributions import Normal as Normal
 from fragflow.ops.distributions import TanhNormal as TanhNormal
+from fragflow.ops.losses import PPOBatch as PPOBatch
 from fragflow.ops.losses import clipped_surrogate as clipped_surrogate
 from fragflow.ops.losses import clipped_value_loss as clipped_value_loss
 from fragflow.ops.losses import huber as huber
+from fragflow.ops.losses import policy_gradient_loss as policy_gradient_loss
 from fragflow.ops.losses import ppo_loss as ppo_loss
+from fragflow.ops.losses import step_mean as step_mean
 from fragflow.ops.losses import value_loss as value_loss
 from fragflow.ops.minibatches import check_chunks as check_chunks
 from fragflow.ops.minibatches import chunks_as_batch as chunks_as_batch
-from fragflow.ops.minibatches import map_blocks as map_blocks
+from fragflow.ops.minibatches import env_minibatches as env_minibatches
+from fragflow.ops.minibatches import grad_over_time as grad_over_time
+from fragflow.ops.minibatches import map_over_time as map_over_time
 from fragflow.ops.minibatches import merged as merged
 from fragflow.ops.minibatches import scan_chunks as scan_chunks
+from fragflow.ops.minibatches import take_time as take_time
 from fragflow.ops.minibatches import time_minibatches as time_minibatches
 from fragflow.ops.minibatches import values_over_chunks as values_over_chunks
 from fragflow.ops.networks.action_values import MLPQNetwork as MLPQNetwork
@@ -29,6 +40,8 @@ from fragflow.ops.networks.recurrent import forget as forget
 from fragflow.ops.networks.user_networks import GivenActorCritic as GivenActorCritic
 from fragflow.ops.networks.user_networks import GivenQNetwork as GivenQNetwork
 from fragflow.ops.networks.user_networks import GivenSoftNetwork as GivenSoftNetwork
+from fragflow.ops.networks.user_networks import actor_critic as actor_critic
+from fragflow.ops.normalisation import ReturnScale as ReturnScale
 from fragflow.ops.normalisation import Statistics as Statistics
 from fragflow.ops.normalisation import ValueScale as ValueScale
 from fragflow.ops.normalisation import include as include
@@ -68,6 +81,7 @@ from fragflow.ops.teams import per_team as per_team
 from fragflow.ops.teams import team_metrics as team_metrics
 from fragflow.ops.teams import team_numbers as team_numbers
 from fragflow.ops.teams import team_slices as team_slices
+from fragflow.ops.updates import Learner as Learner
 from fragflow.ops.updates import descend as descend
 from fragflow.ops.updates import descend_apart as descend_apart
 from fragflow.ops.updates import polyak as polyak

@@ -1,4 +1,6 @@
-"""Losses of policy gradients and of action values, per sample; the caller takes the mean."""
+"""Losses of policy gradients and of action values, and the one rule for steps that are masked."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +8,20 @@ import jax.numpy as jnp
 from fragflow.ops.distributions import Distribution
 
 
+def step_mean(x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """The mean over steps of a loss's term, to which steps with a `mask` of False add nothing.
+
+    At such a step nothing happened: its action changed nothing, and no return follows it. So it
+    must count neither for the policy nor for the critic nor for the entropy: every term of a loss
+    goes through here. The sum is divided by the number of all steps. That is the same on every
+    replica; the number of those that count is not, and a mean of quotients with different
+    denominators is not what one big batch would give.
+    """
+    return jnp.mean(x if mask is None else jnp.where(mask, x, 0.0))
+
+
 def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, clip: float) -> jax.Array:
-    """PPO's loss of the policy (Schulman et al. 2017, eq. 7, negated).
+    """PPO's loss of the policy, per sample (Schulman et al. 2017, eq. 7, negated).
 
     `ratio` is the probability of the action under the new policy over that under the old one.
     """
@@ -16,7 +30,7 @@ def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, clip: float) -> ja
 
 
 def value_loss(value: jax.Array, target: jax.Array) -> jax.Array:
-    """Half the squared error of the value."""
+    """Half the squared error of the value, per sample."""
     return 0.5 * jnp.square(value - target)
 
 
@@ -31,37 +45,77 @@ def clipped_value_loss(
     return jnp.maximum(value_loss(value, target), value_loss(near, target))
 
 
-def ppo_loss(
-    distribution: Distribution,
-    value: jax.Array,
+def policy_gradient_loss(
     *,
-    action: jax.Array,
     log_prob: jax.Array,
     advantage: jax.Array,
+    value: jax.Array,
     target: jax.Array,
-    weight: jax.Array | float = 1.0,
-    clip: float,
+    entropy: jax.Array,
+    mask: jax.Array | None,
     value_coef: float,
     entropy_coef: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of advantage actor-critic (Mnih et al. 2016, section 4), and its parts.
+
+    `advantage` and `target` are taken for granted: only what they are compared with learns.
+    """
+    policy_loss = -step_mean(advantage * log_prob, mask)
+    critic_loss = step_mean(value_loss(value, target), mask)
+    entropy = step_mean(entropy, mask)
+    loss = policy_loss + value_coef * critic_loss - entropy_coef * entropy
+    return loss, {"policy_loss": policy_loss, "value_loss": critic_loss, "entropy": entropy}
+
+
+class PPOBatch(NamedTuple):
+    """The data that PPO's gradient is computed from; any axes first, the same for all fields."""
+
+    obs: jax.Array
+    """as networks see them"""
+    action: jax.Array
+    log_prob: jax.Array
+    """under the policy that acted"""
+    advantage: jax.Array
+    target: jax.Array
+    """for the critic"""
+    mask: jax.Array | None
+    """False where nothing happened"""
+    value: jax.Array | None = None
+    """the critic's before learning; needed where its change is clipped"""
+
+
+def ppo_loss(
+    distribution: Distribution,
+    value: jax.Array,
+    batch: PPOBatch,
+    *,
+    clip: float,
+    value_coef: float,
+    entropy_coef: float,
+    clip_value: bool = False,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The clipped objective (Schulman et al. 2017, eq. 9), negated, and its parts.
 
-    `distribution` and `value` are what the networks say now, the others what was collected;
-    `weight` is 0 where nothing happened.
+    `distribution` and `value` are what the networks say now, `batch` is what was collected.
     """
-    log_ratio = distribution.log_prob(action) - log_prob
+    log_ratio = distribution.log_prob(batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
-    policy_loss = jnp.mean(weight * clipped_surrogate(ratio, advantage, clip))
-    critic_loss = jnp.mean(weight * value_loss(value, target))
-    entropy = jnp.mean(weight * distribution.entropy())
+    policy_loss = step_mean(clipped_surrogate(ratio, batch.advantage, clip), batch.mask)
+    if clip_value and batch.value is not None:
+        errors = clipped_value_loss(value, batch.value, batch.target, clip)
+    else:
+        errors = value_loss(value, batch.target)
+    critic_loss = step_mean(errors, batch.mask)
+    entropy = step_mean(distribution.entropy(), batch.mask)
     loss = policy_loss + value_coef * critic_loss - entropy_coef * entropy
+    is_clipped = (jnp.abs(ratio - 1.0) > clip).astype(jnp.float32)
     return loss, {
         "policy_loss": policy_loss,
         "value_loss": critic_loss,
         "entropy": entropy,
         # Never negative and of low variance, unlike the mean of -log_ratio (Schulman 2020).
-        "approx_kl": jnp.mean(weight * (ratio - 1.0 - log_ratio)),
-        "clip_fraction": jnp.mean((jnp.abs(ratio - 1.0) > clip).astype(jnp.float32)),
+        "approx_kl": step_mean(ratio - 1.0 - log_ratio, batch.mask),
+        "clip_fraction": step_mean(is_clipped, batch.mask),
     }
 
 

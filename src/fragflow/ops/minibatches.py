@@ -10,7 +10,7 @@ from jax import lax
 from fragflow.errors import ConfigError
 
 Tree = TypeVar("Tree")
-Result = TypeVar("Result")
+Info = TypeVar("Info")
 
 BLOCK_SAMPLES = 8192
 """Samples for which the output of a layer of usual width stays in a CPU's cache."""
@@ -28,6 +28,26 @@ def time_minibatches(key: jax.Array, length: int, epochs: int, minibatches: int)
     return orders.reshape(epochs * minibatches, length // minibatches)
 
 
+def env_minibatches(keys: jax.Array, length: int, epochs: int, minibatches: int) -> jax.Array:
+    """As `time_minibatches`, but each environment's steps come in an order of their own.
+
+    `keys` are `[epochs, N]`, the result `[epochs * minibatches, length / minibatches, N]`.
+    """
+    steps = jnp.arange(length, dtype=jnp.int32)
+    orders = jax.vmap(jax.vmap(lambda key: jax.random.permutation(key, steps), 0, 1))(keys)
+    return orders.reshape(epochs * minibatches, length // minibatches, keys.shape[1])
+
+
+def take_time(tree: Tree, time_idx: jax.Array) -> Tree:
+    """The rows of `[T, N, ...]` at `time_idx` `[B]`, or each environment's own at `[B, N]`."""
+
+    def take(x: jax.Array, idx: jax.Array) -> jax.Array:
+        return x.at[idx].get(mode="promise_in_bounds")
+
+    by_env = take if time_idx.ndim == 1 else jax.vmap(take, 1, 1)
+    return jax.tree.map(lambda x: by_env(x, time_idx), tree)
+
+
 def chunks_as_batch(x: jax.Array) -> jax.Array:
     """Chunks of time `[C, L, N, ...]` as sequences of one batch, `[L, C * N, ...]`."""
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
@@ -38,23 +58,43 @@ def merged(x: jax.Array, axis: int, count: int) -> jax.Array:
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + count :])
 
 
-def map_blocks(function: Callable[[Tree], Result], rows: Tree, num_envs: int) -> Result:
-    """`function` of one block of rows after the other, its results stacked.
+def map_over_time(function: Callable[[Any], Any], rows: Any, row_samples: int) -> Any:
+    """`function` of one block of time steps after the other, its results joined again.
 
     A large batch takes half the time when it goes through a network in blocks that fit the cache.
-    A row is `num_envs` samples; how many rows make a block must not matter for the result.
+    A row is `row_samples` samples; how many rows make a block must not matter for the result.
     """
+    return jax.tree.map(lambda x: merged(x, 0, 2), _map_blocks(function, rows, row_samples))
+
+
+def grad_over_time(
+    loss: Callable[[Any, Tree], tuple[jax.Array, Info]],
+    params: Any,
+    batch: Tree,
+    time_idx: jax.Array,
+    row_samples: int,
+    batch_axes: int = 2,
+) -> tuple[Any, Info]:
+    """The gradient of `loss(params, samples)`, and what it tells: means over `time_idx`.
+
+    `batch` is a pytree of `[T, N, ...]` with `batch_axes` such axes, of which the loss sees
+    samples, `[B, ...]`. It must be a mean over them, as it is computed in blocks (`map_over_time`).
+    """
+
+    def of_block(block: jax.Array) -> tuple[Any, Info]:
+        # One batch axis: XLA differentiates matrix products of three axes twice as slowly.
+        samples = jax.tree.map(lambda x: merged(x, 0, batch_axes), take_time(batch, block))
+        return jax.grad(loss, has_aux=True)(params, samples)
+
+    per_block = _map_blocks(of_block, time_idx, row_samples)
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0), per_block)
+
+
+def _map_blocks(function: Callable[[Any], Any], rows: Any, row_samples: int) -> Any:
     length = jax.tree.leaves(rows)[0].shape[0]
-    size = max(
-        n
-        for n in range(1, min(length, BLOCK_SAMPLES) + 1)
-        if length % n == 0 and _fits(n, num_envs)
-    )
+    fitting = max(BLOCK_SAMPLES // row_samples, 1)
+    size = max(n for n in range(1, min(length, fitting) + 1) if length % n == 0)
     return lax.map(function, jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows))
-
-
-def _fits(rows: int, num_envs: int) -> bool:
-    return rows == 1 or rows * num_envs <= BLOCK_SAMPLES
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fragflow.ops.acting import choose
 from fragflow.ops.distributions import Distribution
 
 
@@ -136,7 +137,7 @@ def act_as_members(
     def as_team(actor: Any) -> tuple[jax.Array, jax.Array]:
         updated = network.observe(actor, memory, obs)
         distribution = network.policy(actor, updated)
-        return distribution.sample(keys) if explore else distribution.mode(), updated
+        return choose(distribution, keys, explore), updated
 
     each = [as_team(actor) for actor in params["actor"]]
     actions, memories = (own_team(params["team"], list(x)) for x in zip(*each, strict=True))

@@ -1,50 +1,56 @@
 """Updates of parameters: a clipped step of an optimiser, and a target that follows."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 
+class Learner(NamedTuple):
+    """What a gradient step changes: the parameters, and the optimiser's state."""
+
+    params: Any
+    optimiser: Any
+
+
 def descend(
     optimiser: optax.GradientTransformation,
-    params: Any,
-    memory: Any,
+    learner: Learner,
     grads: Any,
-    *,
     rate: jax.Array | float,
-    max_norm: float,
-) -> tuple[Any, Any, jax.Array]:
-    """Parameters and the optimiser's memory after a step against `grads`, and their norm.
+    max_norm: float | None = None,
+) -> tuple[Learner, jax.Array]:
+    """The learner after a step against `grads`, and their norm.
 
     Gradients with a larger global norm than `max_norm` are scaled down to it. They must be means
     over all environments already: neither clipping nor Adam is linear.
     """
     norm = optax.tree.norm(grads)
-    shrink = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-8))
-    grads = jax.tree.map(lambda g: g * shrink, grads)
-    updates, memory = optimiser.update(grads, memory)
-    return jax.tree.map(lambda p, u: p - rate * u, params, updates), memory, norm
+    if max_norm is not None:
+        shrink = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-8))
+        grads = jax.tree.map(lambda g: g * shrink, grads)
+    updates, state = optimiser.update(grads, learner.optimiser)
+    return Learner(jax.tree.map(lambda p, u: p - rate * u, learner.params, updates), state), norm
 
 
 def descend_apart(
     optimiser: optax.GradientTransformation,
-    params: Mapping[str, Any],
-    memory: Mapping[str, Any],
-    grads: Mapping[str, Any],
-    *,
+    learner: Learner,
+    grads: Any,
     rate: jax.Array | float,
-    max_norm: float,
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, jax.Array]]:
+    max_norm: float | None = None,
+) -> tuple[Learner, dict[str, jax.Array]]:
     """`descend` part by part: gradients of a critic, say, do not shrink those of an actor."""
     after = {
-        part: descend(optimiser, params[part], memory[part], grad, rate=rate, max_norm=max_norm)
+        part: descend(
+            optimiser, Learner(learner.params[part], learner.optimiser[part]), grad, rate, max_norm
+        )
         for part, grad in grads.items()
     }
-    params, memory, norms = ({part: x[k] for part, x in after.items()} for k in range(3))
-    return params, memory, norms
+    params = {part: learner.params for part, (learner, _) in after.items()}
+    states = {part: learner.optimiser for part, (learner, _) in after.items()}
+    return Learner(params, states), {part: norm for part, (_, norm) in after.items()}
 
 
 Tree = TypeVar("Tree")

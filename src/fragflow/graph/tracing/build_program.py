@@ -80,9 +80,7 @@ def build(
         avals=builder.avals,
         extent=whole,
         labels=labels,
-        params=frozenset(
-            name for name, at in zip(inside, first.state_fields, strict=True) if at == "params"
-        ),
+        params=frozenset(name for name, at in zip(inside, first.is_weight, strict=True) if at),
         episodes=episodes,
     )
 

@@ -47,8 +47,8 @@ class Trace:
     extent: Extent
     closed: ClosedJaxpr
     state_labels: tuple[str, ...]
-    state_fields: tuple[str, ...]
-    """of each leaf, the field of the state that it is in"""
+    is_weight: tuple[bool, ...]
+    """for each leaf of the state, True if the trained agent acts with it"""
     metric_labels: tuple[str, ...]
     episodes: tuple[EpisodeStat, ...]
     """outputs that follow the metrics"""
@@ -166,7 +166,7 @@ def trace(
         extent=extent,
         closed=dead_code_removed(closed),
         state_labels=labels,
-        state_fields=_leaf_fields(state),
+        is_weight=_are_weights(algorithm, state),
         metric_labels=leaf_labels(metrics),
         episodes=tuple(episode_labels(episodes)),
         state_structure=jax.tree.structure(state),
@@ -226,8 +226,19 @@ def leaf_labels(tree: Any) -> tuple[str, ...]:
     )
 
 
-def _leaf_fields(tree: Any) -> tuple[str, ...]:
-    return tuple(keystr(path[:1], simple=True) for path, _ in leaves_with_path(tree))
+def _are_weights(algorithm: Algorithm, state: Any) -> tuple[bool, ...]:
+    leaves, structure = jax.tree.flatten(state)
+    # Each leaf an object of its own, so that it is known again.
+    apart = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    name = f"{type(algorithm).__name__}.weights"
+    weights = called(name, algorithm.weights, structure.unflatten(apart))
+    taken = {id(leaf) for leaf in jax.tree.leaves(weights)}
+    if not taken <= {id(leaf) for leaf in apart}:
+        raise TraceError(
+            f"{name} returned something that is not in the state: expected a part of it, unchanged"
+            f"{defined_at(algorithm.weights)}"
+        )
+    return tuple(id(leaf) in taken for leaf in apart)
 
 
 def episode_labels(episodes: Sequence[EpisodeStats]) -> Iterator[EpisodeStat]:

@@ -14,7 +14,7 @@ from fragflow.error_owner import defined_at
 from fragflow.errors import ConfigError, TraceError
 from fragflow.ops.distributions import Distribution, TanhNormal
 from fragflow.ops.networks.action_values import QNetwork, SoftNetwork
-from fragflow.ops.networks.actor_critic import ActorCriticNetwork
+from fragflow.ops.networks.actor_critic import ActorCriticNetwork, MLPActorCritic
 
 TOWERS = ("actor", "critic")
 METHODS = ("sample", "mode", "log_prob", "entropy")
@@ -54,6 +54,11 @@ class GivenActorCritic:
 
     def value(self, critic: Any, obs: jax.Array) -> jax.Array:
         return _per_observation(self.network.value, self.network.value(critic, obs), obs)
+
+
+def actor_critic(network: ActorCriticNetwork | None, hidden: tuple[int, ...]) -> ActorCriticNetwork:
+    """The user's network, or one of fragflow's with `hidden` layers."""
+    return MLPActorCritic(hidden) if network is None else GivenActorCritic(network)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fragflow.api import Box, HostEnvironment, Space
+from fragflow.api import HostEnvironment
 from fragflow.api.environment import teams_of
 from fragflow.errors import ConfigError
+from fragflow.ops import within_bounds
 from fragflow.runtime.host_environments.pool import HostPlayer
 
 MAX_STEPS = 10_000
@@ -183,11 +184,6 @@ def _first_team(environment: Any, reward: Any) -> Any:
 def _all_agents(ended: Any) -> Any:
     """True where an episode is over: all of its agents have ended."""
     return ended if ended.ndim == 1 else ended.all(1)
-
-
-def within_bounds(space: Space, action: jax.Array) -> jax.Array:
-    """The action that an environment gets for an agent's `action`, as in training."""
-    return jnp.clip(action, *space.bounds) if isinstance(space, Box) else action
 
 
 def _strong(tree: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fragflow.errors import ConfigError
-from fragflow.tools.experiment.evaluate_agent import within_bounds
+from fragflow.ops import within_bounds
 
 MAX_STEPS = 1000
 MILLISECONDS = 60

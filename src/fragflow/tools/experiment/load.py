@@ -16,9 +16,8 @@ from fragflow.environments.wrapping.wrappers import wrap
 from fragflow.error_owner import judging
 from fragflow.errors import ConfigError
 from fragflow.graph.tracing.trace import init_function
-from fragflow.tools.experiment.evaluate_agent import within_bounds
+from fragflow.ops import within_bounds
 from fragflow.tools.experiment.run_directory import CONFIG, read_config, read_weights
-from fragflow.tools.experiment.watch import params_of
 from fragflow.tools.inputs import resolve
 from fragflow.tools.inputs.options import BadValue, hyperparameters
 from fragflow.tools.inputs.trust import NotNamed, is_numbers, own_name, own_of_run
@@ -146,8 +145,8 @@ def load(
     num_envs = config["num_envs"]
     init = init_function(made, environment, num_envs)
     run_key = jax.ShapeDtypeStruct((2,), np.uint32)
-    template = params_of(jax.eval_shape(init, run_key, np.arange(num_envs, dtype=np.int32)))
-    return Agent(made, environment, read_weights(run_dir, template))
+    state = jax.eval_shape(init, run_key, np.arange(num_envs, dtype=np.int32))
+    return Agent(made, environment, read_weights(run_dir, made.weights(state)))
 
 
 def _checked(run_dir: Path | str) -> dict[str, Any]:

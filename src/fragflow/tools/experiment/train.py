@@ -24,7 +24,7 @@ from fragflow.tools.experiment.evaluate_agent import evaluator_for
 from fragflow.tools.experiment.progress import Display, Quiet, display_for
 from fragflow.tools.experiment.restore_process import as_before
 from fragflow.tools.experiment.run_directory import RunDirectory, sha256_of, versions
-from fragflow.tools.experiment.watch import Watcher, params_of
+from fragflow.tools.experiment.watch import Watcher
 from fragflow.tools.inputs import resolve
 from fragflow.tools.inputs.trust import is_known_environment
 
@@ -79,14 +79,12 @@ class Result:
     """average number of busy processes in the last minute"""
     interrupted: bool
     versions: Mapping[str, str]
+    params: Any = field(repr=False)
+    """the part of the state that the trained agent acts with"""
     state: Any = field(repr=False)
     metrics: Sequence[Mapping[str, Any]] = field(repr=False)
     """one row per iteration"""
     run_dir: Path | None
-
-    @property
-    def params(self) -> Any:
-        return params_of(self.state)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -94,7 +92,7 @@ class Result:
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if f.name not in ("state", "metrics", "run_dir")
+            if f.name not in ("params", "state", "metrics", "run_dir")
         }
 
 
@@ -214,7 +212,7 @@ def train(
             if eval_episodes and acts
             else None
         )
-        watcher = Watcher(asked, display, directory, evaluator, stop)
+        watcher = Watcher(asked, display, directory, evaluator, made.weights, stop)
         outcome = run(
             experiment,
             chosen_policy,
@@ -228,7 +226,7 @@ def train(
             observer=watcher,
             probe=probe,
         )
-        result = _result(asked, outcome, watcher, directory)
+        result = _result(asked, outcome, made.weights(outcome.state), watcher, directory)
         if directory is not None:
             directory.write_weights(result.params)
             directory.write_summary(result.summary)
@@ -244,6 +242,7 @@ def train(
 def _result(
     asked: Mapping[str, Any],
     outcome: Outcome,
+    params: Any,
     watcher: Watcher,
     directory: RunDirectory | None,
 ) -> Result:
@@ -263,7 +262,7 @@ def _result(
         mean_return=outcome.mean_return,
         eval_return=watcher.evaluate_at_end(outcome.state),
         episodes=outcome.episodes,
-        params_sha256=sha256_of(params_of(outcome.state)),
+        params_sha256=sha256_of(params),
         devices=outcome.start.devices,
         programs=outcome.start.programs,
         messages=outcome.messages,
@@ -275,6 +274,7 @@ def _result(
         load=os.getloadavg()[0],
         interrupted=watcher.interrupted,
         versions=versions(),
+        params=params,
         state=outcome.state,
         metrics=watcher.metrics,
         run_dir=None if directory is None else directory.path,

@@ -21,12 +21,14 @@ class Watcher:
         display: Display,
         directory: RunDirectory | None,
         evaluator: Evaluator | HostEvaluator | None,
+        weights: Callable[[Any], Any],
         stop: Callable[[], bool],
     ):
         self._asked = asked
         self._display = display
         self._directory = directory
         self._evaluator = evaluator
+        self._weights = weights
         self._stop = stop
         self._start: Start | None = None
         self._with_episodes: deque[Row] = deque(maxlen=RECENT_EPISODES)
@@ -108,7 +110,7 @@ class Watcher:
         if self._evaluator is None:
             return None
         began = time.perf_counter()
-        evaluation = self._evaluator(params_of(state), seed=self._asked["seed"])
+        evaluation = self._evaluator(self._weights(state), seed=self._asked["seed"])
         self.eval_seconds += time.perf_counter() - began
         return evaluation.mean_return
 
@@ -129,10 +131,3 @@ def _line(row: Row, eval_seconds: float) -> dict[str, Any]:
         "episodes": row.episodes,
         "seconds": row.seconds - eval_seconds,
     }
-
-
-def params_of(state: Any) -> Any:
-    """The parameters in an algorithm's state."""
-    if isinstance(state, Mapping):
-        return state["params"]
-    return state.params
