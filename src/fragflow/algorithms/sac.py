@@ -251,7 +251,8 @@ def _bounded(space: ff.Space) -> ff.Box:
 def _within(bounds: Any, action: jax.Array) -> jax.Array:
     """From -1 and 1 to lower and upper bounds."""
     low, high = bounds
-    return low + 0.5 * (action + 1.0) * (high - low)
+    span = lax.broadcast_to_rank(high - low, action.ndim)
+    return lax.broadcast_to_rank(low, action.ndim) + 0.5 * (action + 1.0) * span
 
 
 def _least(values: tuple[jax.Array, ...]) -> jax.Array:

@@ -58,9 +58,9 @@ class Normal(NamedTuple):
     def log_prob(self, action: Float[Array, "*B A"]) -> Float[Array, "*B"]:
         rank = action.ndim
         scaled = (action - self.mean) * lax.broadcast_to_rank(jnp.exp(-self.log_std), rank)
-        log_std = lax.broadcast_to_rank(self.log_std, rank)
         constant = 0.5 * math.log(2.0 * math.pi)
-        return jnp.sum(-0.5 * jnp.square(scaled) - log_std - constant, axis=-1)
+        log_prob = -0.5 * jnp.square(scaled) - lax.broadcast_to_rank(self.log_std, rank) - constant
+        return jnp.sum(log_prob, axis=-1)
 
     def entropy(self) -> Float[Array, "*B"]:
         per_dimension = self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)
