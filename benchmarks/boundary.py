@@ -19,11 +19,11 @@ import engines
 import jax
 import measure
 import numpy as np
-from engines import ROLLOUT, Driver, Task
+from engines import ROLLOUT, Driver, Running, Task
 from measure import as_data, interleaved, median, print_table, timed
 
 from fragflow.runtime.drivers.worker import Worker
-from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.gather import owner
 from fragflow.runtime.planning.instructions import Enter, Get, Instruction, Put, Repeat, Run
 
 AsyncWorker = Callable[[int, int, bool], tuple[list[Any], float]]
@@ -114,7 +114,7 @@ def _measure(envs: int, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _check_equal(task: Task, borrowed: LocalRuntime, hand: AsyncWorker) -> None:
+def _check_equal(task: Task, borrowed: Running, hand: AsyncWorker) -> None:
     """By hand and by the runtime, two iterations end in the same state, bit for bit."""
     other = task.runtime("single-learner-fine")
     other.run(0, 2)
@@ -124,12 +124,12 @@ def _check_equal(task: Task, borrowed: LocalRuntime, hand: AsyncWorker) -> None:
         np.testing.assert_array_equal(np.asarray(ours), theirs)
 
 
-def written_by_hand(runtime: LocalRuntime) -> tuple[AsyncWorker, str]:
+def written_by_hand(runtime: Running) -> tuple[AsyncWorker, str]:
     """A function that makes the runtime's compiled calls, and its text.
 
     Every value is a local variable, a message is an assignment, a loop is a `for`.
     """
-    workers = {worker.name: worker for worker in runtime._workers}
+    workers = {worker.name: worker for worker in runtime.workers}
     writer = _Writer(workers)
     carries = runtime.fdg.program.loop.carries
     owners = [
@@ -143,10 +143,10 @@ def written_by_hand(runtime: LocalRuntime) -> tuple[AsyncWorker, str]:
     return scope["by_hand"], text
 
 
-def _makes(runtime: LocalRuntime, worker: Worker, inside: str) -> bool:
-    final = next(c.final for c in runtime.fdg.program.loop.carries if c.inside == inside)
-    holders = [w for w in runtime._workers if inside in w.state()]
-    return worker in holders and runtime._owner(final, holders) == worker.name
+def _makes(runtime: Running, worker: Worker, inside: str) -> bool:
+    carry = next(c for c in runtime.fdg.program.loop.carries if c.inside == inside)
+    holders = [w for w in runtime.workers if inside in w.state()]
+    return worker in holders and owner(runtime.fdg, carry, holders) == worker.name
 
 
 class _Writer:

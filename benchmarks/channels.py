@@ -26,7 +26,6 @@ import measure
 import numpy as np
 from measure import HERE, Worker, cache, print_table, rival_python
 
-from fragflow.remote.transport import mailbox
 from fragflow.remote.transport.endpoint import Address, Endpoint, Network
 from fragflow.remote.transport.mailbox import Route, SocketChannels
 
@@ -129,7 +128,8 @@ def between(kind: str) -> Iterator[Callable[[np.ndarray], Any]]:
         child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         other = Address(**json.loads(child.stdout.readline()))
-        channels = SocketChannels("a", endpoint, {"a": address, "b": other}, INFOS, TIMEOUT_SECONDS)
+        addresses = {"a": address, "b": other}
+        channels = SocketChannels("a", endpoint, addresses, INFOS, TIMEOUT_SECONDS, large_bytes=0)
         route, answers = channels.open("there", 0, 0), channels.open("back", 0, 0)
 
         def trip(array: np.ndarray) -> Any:
@@ -149,7 +149,7 @@ def echo(kind: str, folder: str, other: str) -> None:
     endpoint, address = open_endpoint(kind, folder, "b")
     print(json.dumps(asdict(address)), flush=True)
     addresses = {"a": Address(**json.loads(other)), "b": address}
-    channels = SocketChannels("b", endpoint, addresses, INFOS, TIMEOUT_SECONDS)
+    channels = SocketChannels("b", endpoint, addresses, INFOS, TIMEOUT_SECONDS, large_bytes=0)
     route, answers = channels.open("there", 0, 0), channels.open("back", 0, 0)
     while True:
         answers.put(channels.get(route, "a message"))
@@ -164,7 +164,7 @@ def open_endpoint(kind: str, folder: str, me: str) -> tuple[Endpoint, Address]:
         return endpoint, Address(endpoint=tcp, public_key=key, host=me)
     shared_memory = None
     if kind == "shared memory":
-        shared_memory, mailbox.LARGE_BYTES = folder, 0
+        shared_memory = folder
     endpoint.bind_path(f"{folder}/{me}")
     return endpoint, Address(path=f"{folder}/{me}", shared_memory=shared_memory)
 

@@ -16,6 +16,7 @@ from jax import lax
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
+from fragflow.graph.ir import FDG
 from fragflow.graph.tracing.trace import (
     env_steps_per_iteration,
     init_function,
@@ -25,9 +26,14 @@ from fragflow.graph.tracing.trace import (
 from fragflow.policies.named import named_policy
 from fragflow.policies.policy import Deployment
 from fragflow.runtime import run_chunks
-from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.drivers.thread_workers import ThreadWorkers
+from fragflow.runtime.drivers.worker import Worker
+from fragflow.runtime.lockstep import LockstepRuntime
+from fragflow.runtime.observer import Results
+from fragflow.runtime.planning.plan import make_plan
 from fragflow.runtime.programs.compile import ROOM
 from fragflow.runtime.programs.devices import accelerator
+from fragflow.runtime.programs.prepare_workers import Assembly
 
 ROLLOUT = 128
 ITERATIONS = 1 << 16
@@ -57,16 +63,19 @@ class Task:
         init = init_function(self.algorithm, self.environment, self.num_envs)
         self.state: Any = jax.jit(init)(self.sources["run_key"], self.sources["env_ids"])
 
-    def runtime(
-        self, policy: str, implementations: Mapping[str, str] | None = None
-    ) -> LocalRuntime:
+    def runtime(self, policy: str, implementations: Mapping[str, str] | None = None) -> "Running":
         """Traced, cut and compiled; one worker."""
         source = tracer(self.algorithm, self.environment, self.num_envs)
         assert env_steps_per_iteration(source.at(source.extent), self.num_envs) == self.steps
         fdg = cut(source, named_policy(policy), Deployment(workers=1, accelerator=accelerator()))
         names = (carry.inside for carry in fdg.program.loop.carries)
         leaves = dict(zip(names, jax.tree.leaves(self.state), strict=True))
-        return LocalRuntime(fdg, leaves, self.sources, implementations=implementations)
+        assembly = Assembly(
+            fdg, make_plan(fdg), leaves, self.sources, implementations=implementations
+        )
+        workers = ThreadWorkers(fdg)
+        workers.start(assembly)
+        return Running(LockstepRuntime(fdg, workers), fdg, workers)
 
     def by_hand(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The same loop as anyone would write it for `jax.jit`, and its arguments."""
@@ -91,10 +100,32 @@ class Task:
         return train, (self.state, np.int32(0), np.int32(1), *self.sources.values())
 
 
+@dataclass(frozen=True)
+class Running:
+    """A runtime with everything compiled, and the workers that it drives."""
+
+    runtime: LockstepRuntime
+    fdg: FDG
+    worker_set: ThreadWorkers
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [w for driver in self.worker_set.drivers for w in driver.workers.values()]
+
+    def run(self, start: int, count: int) -> list[Results]:
+        return self.runtime.run(start, count)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return self.runtime.state()
+
+    def close(self) -> None:
+        self.runtime.close()
+
+
 class Driver:
     """Runs iterations in chunks like `run` does: as many as fit into its reporting interval."""
 
-    def __init__(self, runtime: LocalRuntime):
+    def __init__(self, runtime: Running):
         self.runtime = runtime
         self._done = 0
         self.chunk = 1
@@ -114,7 +145,7 @@ class Driver:
 
     def hlo(self) -> str:
         """The optimised text of the one program that gpu-only is."""
-        (worker,) = self.runtime._workers
+        (worker,) = self.runtime.workers
         (program,) = worker.programs
         return program.call.as_text()  # pyright: ignore[reportFunctionMemberAccess]
 

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import fragflow as ff
-from fragflow.algorithms.ppo import PPO
 
 GRAPH = """<ir_version: 10, opset_import: ["": 21]>
 layers (float[n,i] x, float[i,h] w, float[h] b, float[h,o] v, float[o] c) => (float[n,o] y) {
@@ -70,7 +69,7 @@ class Network(ff.ops.MLPActorCritic):
 
 def train(how: str, total_steps: int = 65536) -> ff.Result:
     by = {"example.layers": how}
-    ppo, env = PPO(network=Network()), "gymnasium:Pendulum-v1"
+    ppo, env = ff.PPO(network=Network()), "gymnasium:Pendulum-v1"
     return ff.train(ppo, env, total_steps=total_steps, implementations=by, eval_episodes=0)
 
 

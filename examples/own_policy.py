@@ -5,10 +5,6 @@ The command line finds it too, from this directory:
 """
 
 import fragflow as ff
-from fragflow.algorithms.ppo import PPO
-from fragflow.environments import make_environment
-from fragflow.graph.show import render
-from fragflow.run import Experiment, graph
 
 THREE_WAY = ff.Policy(
     name="three-way",
@@ -21,16 +17,13 @@ THREE_WAY = ff.Policy(
 )
 
 
-def picture(workers=2):
+def compiled(workers=2):
     """The fragments and messages that the policy makes of PPO."""
-    environment = make_environment("CartPole-v1")
-    experiment = Experiment(
-        algorithm=PPO(), environment=environment, num_envs=16, total_steps=65_536
-    )
-    return render(graph(experiment, THREE_WAY, ff.Deployment(workers=workers)))
+    return ff.compile("ppo", "CartPole-v1", policy=THREE_WAY, workers=workers, total_steps=65_536)
 
 
 if __name__ == "__main__":
-    print(picture())
-    result = ff.train("ppo", "CartPole-v1", policy=THREE_WAY, workers=2, total_steps=65_536)
+    three_way = compiled()
+    print(three_way.show())
+    result = three_way.run()
     print(f"return {result.eval_return}, equality: {result.equality}")

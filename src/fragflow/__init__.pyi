@@ -1,6 +1,16 @@
 """The public names, and the modules they come from: `__init__.py` loads them as this file says."""
 
+from fragflow import errors as errors
 from fragflow import ops as ops
+from fragflow.algorithms.a3c import A2C as A2C
+from fragflow.algorithms.a3c import A3C as A3C
+from fragflow.algorithms.dqn import DQN as DQN
+from fragflow.algorithms.impala import IMPALA as IMPALA
+from fragflow.algorithms.ippo import IPPO as IPPO
+from fragflow.algorithms.mappo import MAPPO as MAPPO
+from fragflow.algorithms.ppo import PPO as PPO
+from fragflow.algorithms.recurrent_ppo import RecurrentPPO as RecurrentPPO
+from fragflow.algorithms.sac import SAC as SAC
 from fragflow.api import Algorithm as Algorithm
 from fragflow.api import Box as Box
 from fragflow.api import Clock as Clock
@@ -29,7 +39,10 @@ from fragflow.policies import Lag as Lag
 from fragflow.policies import Lockstep as Lockstep
 from fragflow.policies import Place as Place
 from fragflow.policies import Policy as Policy
+from fragflow.tools.checks.compare_twin import TwinChecker as TwinChecker
+from fragflow.tools.experiment.compile import Compiled as Compiled
+from fragflow.tools.experiment.compile import compile as compile
 from fragflow.tools.experiment.load import Agent as Agent
 from fragflow.tools.experiment.load import load as load
-from fragflow.tools.experiment.train import Result as Result
+from fragflow.tools.experiment.result import Result as Result
 from fragflow.tools.experiment.train import train as train

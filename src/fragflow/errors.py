@@ -32,6 +32,15 @@ class GraphError(FragflowError, ValueError):
     """The program cannot be cut as the policy asks."""
 
 
+class StageError(GraphError):
+    """A stage of the compiler is not legal: a fault of fragflow, found where it was made."""
+
+    exit_code = 70
+
+    def __init__(self, stage: str, what: str):
+        super().__init__(f"after {stage}: {what}. This is a fault of fragflow: please report it")
+
+
 class ReplicaError(GraphError):
     """Replicas would silently compute something other than one big batch."""
 

@@ -5,69 +5,65 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from fragflow.api.algorithm import Algorithm
-from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.api.host import Host, HostEnvironment
 from fragflow.error_owner import judging
-from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
 from fragflow.graph.fragment_extent import Extent
-from fragflow.graph.ir import FDG
-from fragflow.graph.passes.split import Options
+from fragflow.graph.ir import FDG, Value
 from fragflow.graph.tracing.trace import (
     Tracer,
-    env_steps_per_iteration,
     init_function,
     iteration_function,
     tracer,
 )
+from fragflow.planned_run import Execution as Execution
+from fragflow.planned_run import Experiment as Experiment
+from fragflow.planned_run import Graph, iterations_for, refuse_no_steps
+from fragflow.planned_run import PlannedRun as PlannedRun
+from fragflow.planned_run import RuntimeName as RuntimeName
+from fragflow.planned_run import plan_run as plan_run
+from fragflow.planned_run import text_of_stage as text_of_stage
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
-from fragflow.remote.launch.cluster import Cluster as Cluster
+from fragflow.remote.launch.cluster import Cluster
 from fragflow.runtime.asynchrony.runtime import AsyncRuntime
+from fragflow.runtime.asynchrony.server import Server
+from fragflow.runtime.asynchrony.thread_workers import AsyncThreadWorkers
+from fragflow.runtime.drivers.thread_workers import ThreadWorkers
 from fragflow.runtime.eager import EagerRuntime
 from fragflow.runtime.first_state import evaluate_with_host
 from fragflow.runtime.host_environments.pool import (
+    AnsweringPool,
     HostPool,
     answer_by,
-    as_placed,
     close_pools,
     open_pools,
 )
 from fragflow.runtime.lagged import LaggedRuntime
-from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.lockstep import LockstepRuntime
 from fragflow.runtime.observer import Observer as Observer
 from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
-from fragflow.runtime.programs.devices import deployment_here, prepare_devices
-from fragflow.runtime.programs.implementations import in_words, inexact
-from fragflow.runtime.promises.compare_bits import other_bits
-from fragflow.runtime.promises.equality import after_restarts, elsewhere, equality, with_figures
-from fragflow.runtime.promises.run_probe import NOT_DIVIDED, Tried, tried
-from fragflow.runtime.run_chunks import Runtime, train
+from fragflow.runtime.programs.devices import deploy_here
+from fragflow.runtime.programs.implementations import Picks, in_words, inexact
+from fragflow.runtime.programs.prepare_workers import Assembly
+from fragflow.runtime.promises.compare_bits import bits_depend_on, other_bits
+from fragflow.runtime.promises.equality import after_restarts, equality
+from fragflow.runtime.promises.probe_cache import recall, remember
+from fragflow.runtime.promises.promise import EAGER_PROMISE, Promise
+from fragflow.runtime.promises.run_probe import key_of, tried
+from fragflow.runtime.protocols import Runtime, WorkerSet
+from fragflow.runtime.run_chunks import train
 
 if TYPE_CHECKING:  # needs libraries that a run in threads does not
     from fragflow.remote.launch.launcher import Launcher
-
-RuntimeName = Literal["local", "eager", "processes", "ray"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
-    """The learning problem, without any deployment."""
-
-    algorithm: Algorithm
-    environment: AnyEnvironment
-    num_envs: int
-    total_steps: int
-    seed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,137 +100,112 @@ class Outcome:
         return mean_return(self.rows)
 
 
-def iterations_for(total_steps: int, steps_per_iteration: int) -> int:
-    """Whole iterations that make at least `total_steps`."""
-    return max(1, -(-total_steps // steps_per_iteration))
-
-
-def graph(experiment: Experiment, policy: Policy, deployment: Deployment, **options: bool) -> FDG:
-    """The graph that `run` would execute."""
-    _check_numbers(experiment)
-    source, deployment = _source(experiment, policy, deployment)
-    return cut(source, policy, deployment, Options(**options))
-
-
 def run(
     experiment: Experiment,
     policy: Policy,
     *,
     workers: int = 1,
     learners: int = 1,
-    runtime: RuntimeName = "local",
-    cluster: Cluster | None = None,
-    deterministic: bool = False,
-    options: Options | None = None,
     slots: Mapping[str, int] | None = None,
-    implementations: Mapping[str, str] | None = None,
     observer: Observer | None = None,
-    probe: bool = True,
-    stall_timeout_seconds: float = 120.0,
+    **execution: Any,
 ) -> Outcome:
-    """Trains, and reports to `observer` while it does.
-
-    With `probe`, what replicas compute is first compared with the undivided program, once.
+    """Plans a run on this machine and executes it; `execution` holds fields of `Execution`.
 
     `slots` gives, by platform, the number of replicas with a place of their own; more are fused. By
     default there is one per accelerator; on CPUs every replica has a thread of its own.
-    `implementations` names implementations of kernels; by default the workers pick.
-    `cluster` is where the ray runtime runs; by default a cluster of its own on this machine.
     """
+    how = Execution(**execution)
+    deployment = (
+        Deployment(workers=workers, learners=learners)
+        if how.runtime == "eager"
+        else deploy_here(policy, workers, learners, slots)
+    )
     observer = observer or Silent()
-    if cluster is not None and runtime != "ray":
-        raise ConfigError(f"a Ray cluster is given, but the runtime is {runtime}: use ray")
-    _check_numbers(experiment)
+    return execute(plan_run(experiment, policy, deployment, how, observer.phase), observer)
+
+
+def execute(planned: PlannedRun, observer: Observer, promise: Promise | None = None) -> Outcome:
+    """Trains, and reports to `observer` while it does.
+
+    Replicas are first compared with the undivided program, unless that has led to `promise` before.
+    """
     began = time.perf_counter()
-    if runtime == "eager":
-        if policy.synchronisation != LOCKSTEP:
-            raise ConfigError(
-                f"the eager runtime runs the undivided loop, in lockstep: {policy.synchronisation} "
-                "needs the local runtime"
-            )
-        if policy.first is not None:
-            raise ConfigError("the eager runtime steps all environments together: leave out first")
-        if implementations:
-            raise ConfigError("the eager runtime has one implementation of everything: plain JAX")
-        ready = _prepare_eager(experiment)
-    else:
-        prepare_devices(policy, Deployment(workers=workers, learners=learners))
-        observer.phase("tracing", 0, 1)
-        deployment = deployment_here(workers, learners, slots)
-        source, local = _source(experiment, policy, deployment)
-        fdg = cut(source, policy, local, options, deterministic=deterministic)
-        ready = _prepare_local(
-            experiment,
-            source,
-            fdg,
-            observer,
-            is_deterministic=deterministic,
-            asynchronous=_asynchronous(policy, workers),
-            launcher=_launcher(runtime, cluster),
-            implementations=implementations,
-            probe=functools.partial(
-                tried,
-                lambda: _in_lockstep(experiment, source, fdg, policy, deployment),
-                is_deterministic=deterministic,
-                is_wanted=probe,
-            ),
-            stall_timeout_seconds=stall_timeout_seconds,
-        )
-    engine = ready.engine
+    ready = (
+        _prepare_eager(planned.experiment)
+        if planned.graph is None
+        else _prepare(planned, planned.graph, observer, promise)
+    )
+    runtime = ready.runtime
+    seconds = time.perf_counter() - began + planned.seconds - ready.promise.seconds
     start = Start(
-        fdg=ready.fdg,
+        fdg=planned.graph.fdg if planned.graph else None,
         iterations=ready.iterations,
         steps_per_iteration=ready.steps,
-        devices=engine.devices,
-        programs=engine.num_programs,
-        equality=ready.equality,
-        probe=ready.probe,
-        implementations=in_words(engine.picks),
-        compile_seconds=time.perf_counter() - began - ready.trial_seconds,
-        trial_seconds=ready.trial_seconds,
+        devices=runtime.report().devices,
+        programs=ready.programs,
+        equality=ready.promise.equality,
+        probe=ready.promise.probe,
+        implementations=in_words(ready.picks),
+        compile_seconds=seconds,
+        trial_seconds=ready.promise.seconds,
         state=ready.state,
     )
     try:
         with judging(is_running=True):
             observer.started(start)
-            rows, seconds = train(engine, ready.iterations, ready.steps, observer)
+            rows, seconds = train(runtime, ready.iterations, ready.steps, observer)
             final = ready.state()
+            report = runtime.report()
     finally:
-        engine.close()
+        runtime.close()
     return Outcome(
         state=final,
         rows=rows,
         start=start,
         env_steps=len(rows) * ready.steps,
         train_seconds=seconds,
-        messages=engine.sent.messages,
-        bytes_moved=engine.sent.bytes,
-        equality=after_restarts(start.equality, getattr(engine, "restarts", 0)),
-        replacements=getattr(engine, "replacements", 0),
+        messages=report.sent.messages,
+        bytes_moved=report.sent.bytes,
+        equality=after_restarts(start.equality, report.restarts),
+        replacements=report.replacements,
     )
+
+
+def promise_of(planned: PlannedRun, observer: Observer) -> Promise:
+    """Probes a planned run: opens its environments here, and tries what replicas compute."""
+    graph = planned.graph
+    if graph is None:
+        return EAGER_PROMISE
+    sources = _sources(planned.experiment, graph.steps_per_iteration, graph.iterations)
+    pools = open_pools(graph.fdg, graph.fdg.workers)
+    try:
+        first = _first_state(planned.experiment, graph, sources, pools)
+    finally:
+        close_pools(pools)
+    return _promise(planned, graph, first, sources, observer)
+
+
+def remembered_equality(planned: PlannedRun) -> str | None:
+    """The statement that an earlier run or probe of the same graph led to, on this machine."""
+    if planned.graph is None:
+        return EAGER_PROMISE.equality
+    key = _promise_key(planned, planned.graph)
+    known = None if key is None else (recall(key) or {}).get("equality")
+    return known if isinstance(known, str) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
     """A runtime with everything compiled, and what is known of the run."""
 
-    engine: Runtime
-    fdg: FDG | None
-    equality: str
-    probe: str
-    trial_seconds: float
+    runtime: Runtime
+    promise: Promise
+    programs: int
+    picks: Picks
     iterations: int
     steps: int
     state: Callable[[], Any]
-
-
-def _check_numbers(experiment: Experiment) -> None:
-    if experiment.num_envs < 1:
-        raise ConfigError(f"num-envs is {experiment.num_envs}: expected at least 1")
-    if not 1 <= experiment.total_steps < 2**31:
-        raise ConfigError(
-            f"total-steps is {experiment.total_steps}: expected at least 1 and less than 2^31"
-        )
 
 
 def _sources(experiment: Experiment, steps: int, iterations: int) -> dict[str, np.ndarray]:
@@ -246,182 +217,157 @@ def _sources(experiment: Experiment, steps: int, iterations: int) -> dict[str, n
     }
 
 
-def _refuse_no_steps(experiment: Experiment, steps: int) -> None:
-    if steps == 0:
-        raise ConfigError(
-            f"{type(experiment.algorithm).__name__}.step never calls env.step: nothing to train on"
-        )
-
-
-def _source(
-    experiment: Experiment, policy: Policy, deployment: Deployment
-) -> tuple[Tracer, Deployment]:
-    """The program to cut, and its deployment; if asynchronous, for one worker and the server."""
-    environment = as_placed(experiment.environment, policy, deployment)
-    total, workers = experiment.num_envs, deployment.workers
-    if not isinstance(policy.synchronisation, Asynchronous):
-        return tracer(experiment.algorithm, environment, total), deployment
-    if total % workers:
-        raise PolicyError(
-            f"num-envs is {total}, which cannot be divided among {workers} asynchronous workers: "
-            f"use a multiple of {workers}"
-        )
-    source = tracer(experiment.algorithm, environment, total // workers, total)
-    return source, replace(deployment, workers=1)
-
-
-def _in_lockstep(
-    experiment: Experiment, source: Tracer, fdg: FDG, policy: Policy, deployment: Deployment
-) -> tuple[FDG, Tracer]:
-    """The graph to probe, and its tracer; if asynchronous, those of all workers in lockstep."""
-    if not isinstance(policy.synchronisation, Asynchronous) or deployment.workers == 1:
-        return fdg, source
-    whole = tracer(experiment.algorithm, source.environment, experiment.num_envs)
-    together = replace(policy, synchronisation=LOCKSTEP)
-    return cut(whole, together, deployment), whole
-
-
-def _asynchronous(policy: Policy, workers: int) -> dict[str, int]:
-    """Arguments of the asynchronous runtime; empty if the policy is not asynchronous."""
-    if not isinstance(policy.synchronisation, Asynchronous):
-        return {}
-    bound = policy.synchronisation.bound_for(workers, policy.ahead)
-    return {"workers": workers, "bound": bound, "ahead": policy.ahead}
-
-
-def _prepare_local(
-    experiment: Experiment,
-    source: Tracer,
-    fdg: FDG,
-    observer: Observer,
-    *,
-    is_deterministic: bool,
-    asynchronous: Mapping[str, int],
-    launcher: "Callable[[], Launcher] | None",
-    implementations: Mapping[str, str] | None,
-    probe: Callable[..., Tried],
-    stall_timeout_seconds: float,
-) -> _Ready:
-    trace = source.at(source.extent)
-    steps = env_steps_per_iteration(trace, experiment.num_envs)
-    _refuse_no_steps(experiment, steps)
-    iterations = iterations_for(experiment.total_steps, steps)
-    sources = _sources(experiment, steps, iterations)
-    observer.phase("initialising", 0, 1)
-    names = [carry.inside for carry in fdg.program.loop.carries]
-    if launcher is not None:
-        pools, runtime, release = _processes(fdg, asynchronous, launcher())
-    else:
-        pools = open_pools(fdg, asynchronous.get("workers", 1))
-        release = functools.partial(close_pools, pools)
-        if asynchronous:
-            runtime = functools.partial(AsyncRuntime, **asynchronous)
-        else:
-            runtime = LaggedRuntime if fdg.delays else LocalRuntime
-    try:
-        first = _first_state(experiment, source, sources, pools)
-        began = time.perf_counter()
-        promise = probe(first, observer)
-        how_equal = equality(
-            fdg,
-            source,
-            is_deterministic,
-            observer,
-            promise,
-            functools.partial(
-                other_bits,
-                fdg,
-                source,
-                dict(zip(names, first, strict=True)),
-                sources,
-                is_deterministic=is_deterministic,
-                implementations=implementations,
-            ),
-        )
-        trial_seconds = time.perf_counter() - began
-        engine = runtime(
-            fdg,
-            dict(zip(names, first, strict=True)),
-            sources,
-            pools=pools,
-            row_kinds=fdg.row_kinds if is_deterministic else None,
-            implementations=implementations,
-            stall_timeout_seconds=stall_timeout_seconds,
-            progress=observer.phase,
-        )
-    except BaseException:
-        release()
-        raise
-    others = inexact(fdg, engine.picks)
-    if others and not how_equal.startswith("different"):
-        how_equal = with_figures(f"rounding: {', '.join(others)}", promise)
-    how_equal = elsewhere(how_equal, fdg, getattr(engine, "processors", ()))
-
-    def state() -> Any:
-        leaves = engine.state()
-        return jax.tree.unflatten(trace.state_structure, [leaves[name] for name in names])
-
-    return _Ready(
-        engine=engine,
-        fdg=fdg,
-        equality=how_equal,
-        probe=promise.text,
-        trial_seconds=trial_seconds,
-        iterations=iterations,
-        steps=steps,
-        state=state,
-    )
-
-
-def _launcher(runtime: RuntimeName, cluster: Cluster | None) -> "Callable[[], Launcher] | None":
-    """The maker of the launcher that starts a run's processes; None if it has only this one."""
-    if runtime == "processes":
-        from fragflow.remote.launch.local import LocalLauncher
-
-        return LocalLauncher
-    if runtime == "ray":
-        from fragflow.remote.launch.on_ray import RayLauncher
-
-        return lambda: RayLauncher(cluster or Cluster())
-    return None
-
-
-def _processes(
-    fdg: FDG, asynchronous: Mapping[str, int], launcher: "Launcher"
-) -> tuple[Mapping[str, Sequence[Any]], Callable[..., Any], Callable[[], None]]:
-    """Starts a run's processes; returns their environments, their runtime and how to end them."""
-    from fragflow.remote.coordinator.processes import WorkerProcesses
-    from fragflow.remote.coordinator.runtimes import (
-        AsyncInProcesses,
-        InProcesses,
-        LaggedInProcesses,
-    )
-
-    processes = WorkerProcesses(fdg, launcher)
-    if asynchronous:
-        runtime = functools.partial(AsyncInProcesses, **asynchronous)
-    else:
-        runtime = LaggedInProcesses if fdg.delays else InProcesses
-    return (
-        processes.pools,
-        functools.partial(runtime, processes=processes),
-        processes.close,
-    )
-
-
 def _first_state(
     experiment: Experiment,
-    source: Tracer,
+    graph: Graph,
     sources: Mapping[str, np.ndarray],
-    pools: Mapping[str, Sequence[Any]],
-) -> list[Any]:
+    pools: Mapping[str, Sequence[AnsweringPool]],
+) -> dict[Value, Any]:
     """The leaves of the first state."""
     arguments = (sources["run_key"], sources["env_ids"])
     if pools:
-        init = source.init_at(Extent(experiment.num_envs))
-        return evaluate_with_host(init, arguments, answer_by(pools))
-    init = init_function(experiment.algorithm, experiment.environment, experiment.num_envs)
-    return jax.tree.leaves(jax.jit(init)(*arguments))
+        init = graph.source.init_at(Extent(experiment.num_envs))
+        leaves = evaluate_with_host(init, arguments, answer_by(pools))
+    else:
+        init = init_function(experiment.algorithm, experiment.environment, experiment.num_envs)
+        leaves = jax.tree.leaves(jax.jit(init)(*arguments))
+    names = [carry.inside for carry in graph.fdg.program.loop.carries]
+    return dict(zip(names, leaves, strict=True))
+
+
+def _promise(
+    planned: PlannedRun,
+    graph: Graph,
+    first: Mapping[Value, Any],
+    sources: Mapping[str, np.ndarray],
+    observer: Observer,
+) -> Promise:
+    execution, began = planned.execution, time.perf_counter()
+    trial = tried(
+        lambda: _in_lockstep(planned, graph),
+        list(first.values()),
+        observer,
+        is_deterministic=execution.deterministic,
+        is_wanted=execution.probe,
+    )
+    how_equal = equality(
+        graph.fdg,
+        graph.source,
+        execution.deterministic,
+        observer,
+        trial,
+        functools.partial(
+            other_bits,
+            graph.fdg,
+            graph.source,
+            first,
+            sources,
+            is_deterministic=execution.deterministic,
+            implementations=execution.implementations,
+        ),
+    )
+    seconds = time.perf_counter() - began
+    promise = Promise(trial=trial, equality=how_equal, seconds=seconds)
+    key = _promise_key(planned, graph)
+    if key is not None and execution.probe:
+        remember(key, {"equality": how_equal})
+    return promise
+
+
+def _promise_key(planned: PlannedRun, graph: Graph) -> str | None:
+    execution = planned.execution
+    asked = sorted(execution.implementations.items())
+    how = f"{execution.deterministic} {execution.probe} {asked} {graph.iterations}"
+    return key_of(graph.fdg, "promise", how, *bits_depend_on(graph.fdg))
+
+
+def _in_lockstep(planned: PlannedRun, graph: Graph) -> tuple[FDG, Tracer]:
+    """The graph to probe, and its tracer; if asynchronous, those of all workers in lockstep."""
+    policy, source = planned.policy, graph.source
+    if graph.fdg.server is None or planned.deployment.workers == 1:
+        return graph.fdg, source
+    whole = tracer(source.algorithm, source.environment, planned.experiment.num_envs)
+    together = replace(policy, synchronisation=LOCKSTEP)
+    return cut(whole, together, planned.deployment), whole
+
+
+def _prepare(
+    planned: PlannedRun, graph: Graph, observer: Observer, promise: Promise | None
+) -> _Ready:
+    """Opens environments, starts workers, and compiles all programs."""
+    fdg, execution = graph.fdg, planned.execution
+    sources = _sources(planned.experiment, graph.steps_per_iteration, graph.iterations)
+    observer.phase("initialising", 0, 1)
+    workers = _workers(planned, graph)
+    try:
+        first = _first_state(planned.experiment, graph, sources, workers.pools)
+        promise = promise or _promise(planned, graph, first, sources, observer)
+        assembly = Assembly(
+            fdg,
+            graph.plan,
+            first,
+            sources,
+            row_kinds=fdg.row_kinds if execution.deterministic else None,
+            implementations=execution.implementations,
+            progress=observer.phase,
+        )
+        workers.start(assembly)
+        runtime = _runtime(planned, graph, workers, assembly)
+    except BaseException:
+        workers.close()
+        raise
+    promise = promise.weakened_by(inexact(fdg, assembly.picks))
+    promise = promise.on(runtime.report().processors, fdg)
+    structure = graph.source.at(graph.source.extent).state_structure
+    return _Ready(
+        runtime=runtime,
+        promise=promise,
+        programs=assembly.num_programs,
+        picks=assembly.picks,
+        iterations=graph.iterations,
+        steps=graph.steps_per_iteration,
+        state=lambda: jax.tree.unflatten(structure, list(runtime.state().values())),
+    )
+
+
+def _workers(planned: PlannedRun, graph: Graph) -> WorkerSet:
+    """The workers of a run, whose environments are open; they are to be started."""
+    fdg, execution = graph.fdg, planned.execution
+    patience = execution.stall_timeout_seconds
+    if execution.runtime == "local":
+        return ThreadWorkers(fdg, patience) if fdg.server is None else AsyncThreadWorkers(fdg)
+    from fragflow.remote.coordinator.process_workers import ProcessWorkers
+
+    if execution.runtime == "ray":
+        from fragflow.remote.launch.on_ray import RayLauncher
+
+        launcher: Launcher = RayLauncher(execution.cluster or Cluster())
+    else:
+        from fragflow.remote.launch.local import LocalLauncher
+
+        launcher = LocalLauncher()
+    large = {} if execution.large_bytes is None else {"large_bytes": execution.large_bytes}
+    return ProcessWorkers(fdg, graph.plan, launcher, patience, **large)
+
+
+def _runtime(planned: PlannedRun, graph: Graph, workers: WorkerSet, assembly: Assembly) -> Runtime:
+    """The runtime that goes with the policy's synchronisation."""
+    fdg, patience = graph.fdg, planned.execution.stall_timeout_seconds
+    synchronisation = planned.policy.synchronisation
+    if isinstance(synchronisation, Asynchronous):
+        ahead = planned.policy.ahead
+        return AsyncRuntime(
+            fdg,
+            workers,
+            Server(assembly),
+            graph.iterations,
+            bound=synchronisation.bound_for(planned.deployment.workers, ahead),
+            ahead=ahead,
+            stall_timeout_seconds=patience,
+        )
+    if fdg.delays:
+        return LaggedRuntime(fdg, workers, graph.iterations, patience)
+    return LockstepRuntime(fdg, workers, patience)
 
 
 def _prepare_eager(experiment: Experiment) -> _Ready:
@@ -431,28 +377,31 @@ def _prepare_eager(experiment: Experiment) -> _Ready:
         environment = Host(environment)
         pool = environment.pool = HostPool(environment, range(experiment.num_envs))
     parts = (experiment.algorithm, environment, experiment.num_envs)
+
+    def sources(env_steps: int) -> dict[str, np.ndarray]:
+        steps = env_steps * experiment.num_envs
+        iterations = iterations_for(experiment.total_steps, steps) if steps else 1
+        return _sources(experiment, steps, iterations)
+
     try:
-        engine = EagerRuntime(
+        runtime = EagerRuntime(
             lambda on_step: iteration_function(*parts, on_step),
             init_function(*parts),
-            _sources(experiment, 0, 1),
+            sources,
             pool,
         )
-        steps = engine.env_steps() * experiment.num_envs
-        _refuse_no_steps(experiment, steps)
+        steps = runtime.env_steps * experiment.num_envs
+        refuse_no_steps(experiment, steps)
     except BaseException:
         if pool is not None:
             pool.close()
         raise
-    iterations = iterations_for(experiment.total_steps, steps)
-    engine.sources = _sources(experiment, steps, iterations)
     return _Ready(
-        engine=engine,
-        fdg=None,
-        equality="rounding: eager runs every operation by itself",
-        probe=NOT_DIVIDED.text,
-        trial_seconds=0.0,
-        iterations=iterations,
+        runtime=runtime,
+        promise=EAGER_PROMISE,
+        programs=0,
+        picks={},
+        iterations=iterations_for(experiment.total_steps, steps),
         steps=steps,
-        state=engine.final_state,
+        state=lambda: runtime.tree,
     )

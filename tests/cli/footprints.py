@@ -136,9 +136,8 @@ def main(runtime: str) -> None:
     for name, changes in ways(runtime).items():
         before, files = state(), open_files()
         try:
-            result = ff.train(
-                "ppo", **{"env": "CartPole-v1", "runtime": runtime, **TINY, **changes}
-            )
+            settings: dict[str, Any] = {"env": "CartPole-v1", "runtime": runtime}
+            result = ff.train("ppo", **{**settings, **TINY, **changes})
             ended = result.params_sha256
         except (FragflowError, KeyboardInterrupt) as error:
             ended = f"{type(error).__name__}: {error}"

@@ -81,6 +81,14 @@ CASES = {
         ["seed is -1", "from 0"],
     ),
     "format": (["show", "ppo", "--env", "CartPole-v1", "--format", "gif"], ["text, mermaid, json"]),
+    "stage": (
+        ["show", "ppo", "--env", "CartPole-v1", "--after", "kind"],
+        ["--after kind: expected one of trace, program,", "mean 'kinds'?"],
+    ),
+    "stage as a picture": (
+        ["show", "ppo", "--env", "CartPole-v1", "--after", "plan", "--format", "mermaid"],
+        ["--after plan prints text", "leave out --format mermaid"],
+    ),
     "shown for none": (
         ["show", "ppo", "--env", "CartPole-v1", "--num-envs", "0"],
         ["num-envs is 0", "at least 1"],

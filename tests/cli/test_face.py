@@ -9,11 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import fragflow
 from cli.tiny import TINY
+from fragflow.runtime.planning.print_plan import STAGE_NAMES
+from fragflow.tools.cli.commands import StageName
 from fragflow.tools.cli.main import main
 from fragflow.tools.cli.signals import Interrupts
 from fragflow.tools.experiment.progress import Live, Plain, Update, display_for, duration
@@ -149,6 +152,28 @@ def test_show_prints_the_fragments(form: str, capsys: pytest.CaptureFixture[str]
     output = capsys.readouterr().out
     assert "environment+actor" in output
     assert "learner.update" in output
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("trace", "  in scan ×128 of actor, environment.step:"),
+        ("kinds", "varying(0)    f32[4,4]"),
+        ("plan", "  put environment+actor>learner#1: environment.step:obs, actor"),
+    ],
+)
+def test_show_prints_what_there_is_after_a_stage(
+    stage: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--policy", "single-learner-coarse", "--workers", "2", "--num-envs", "4"]
+    assert main(["show", "ppo", "--env", "CartPole-v1", *words, "--after", stage]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"{stage} · ")
+    assert expected in output
+
+
+def test_show_knows_the_stages_of_the_compiler() -> None:
+    assert get_args(StageName) == STAGE_NAMES
 
 
 def test_version_and_empty_command_line(capsys: pytest.CaptureFixture[str]) -> None:

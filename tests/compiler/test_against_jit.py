@@ -25,7 +25,10 @@ from fragflow.graph.cut import cut
 from fragflow.graph.passes.split import Options
 from fragflow.graph.tracing.trace import SOURCES, init_function, iteration_function, tracer
 from fragflow.policies import Deployment, Place, Policy
-from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.drivers.thread_workers import ThreadWorkers
+from fragflow.runtime.lockstep import LockstepRuntime
+from fragflow.runtime.planning.plan import make_plan
+from fragflow.runtime.programs.prepare_workers import Assembly
 from runtime.simulate import record
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
@@ -81,12 +84,13 @@ def divided(
     given_ = sources()
     leaves = jax.tree.leaves(first_state(algorithm.arithmetic))
     state = dict(zip((c.inside for c in fdg.program.loop.carries), leaves, strict=True))
-    runtime = LocalRuntime(
-        fdg, state, given_, stall_timeout_seconds=60, compiler_options=QUICK_COMPILE
-    )
+    plan = make_plan(fdg)
+    workers = ThreadWorkers(fdg, stall_timeout_seconds=60)
+    workers.start(Assembly(fdg, plan, state, given_, compiler_options=QUICK_COMPILE))
+    runtime = LockstepRuntime(fdg, workers, stall_timeout_seconds=60)
     try:
         for seed in (None, 1, 2):
-            record(fdg, runtime.plan, seed)
+            record(fdg, plan, seed)
         rows = runtime.run(0, ITERATIONS)
         final = runtime.state()
     finally:

@@ -6,13 +6,15 @@ A `python` block runs, after the blocks before it. A `text` block right after it
 
 import io
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fragflow.runtime.planning.print_plan import STAGE_NAMES
 from fragflow.tools.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -50,16 +52,42 @@ def name_of(path: Path) -> str:
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if blocks(p.read_text())], ids=name_of)
 def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for block, printed in played(path, blocks(path.read_text())):
+        if block.printed is not None:
+            shown = squeezed(block.printed)
+            pattern = ".*".join(map(re.escape, shown.split("...")))
+            assert re.fullmatch(pattern, printed), f"line {block.line}: it printed {printed}"
+
+
+def played(path: Path, found: Sequence[Block]) -> Iterator[tuple[Block, str]]:
+    """Runs blocks one after the other, each with what it prints."""
     namespace: dict[str, Any] = {"__name__": path.stem.replace("-", "_")}
-    for block in blocks(path.read_text()):
+    for block in found:
         output = io.StringIO()
         with redirect_stdout(output):
             # Line breaks in front, so that errors name the line of the document.
             exec(compile("\n" * block.line + block.code, str(path), "exec"), namespace)
-        if block.printed is not None:
-            shown, printed = squeezed(block.printed), squeezed(output.getvalue())
-            pattern = ".*".join(map(re.escape, shown.split("...")))
-            assert re.fullmatch(pattern, printed), f"line {block.line}: it printed {printed}"
+        yield block, squeezed(output.getvalue())
+
+
+ANOTHER_LOOP = """
+import fragflow as ff
+from graph.toy import Drift, Toy
+
+algorithm, environment = Toy(), Drift()
+"""
+
+
+def test_the_story_of_the_compiler_can_be_told_of_another_loop() -> None:
+    path = ROOT / "docs" / "inside-the-compiler.md"
+    loop, *story = blocks(path.read_text())
+    told = list(played(path, [replace(loop, code=ANOTHER_LOOP), *story]))
+    for block, printed in told[1:]:
+        assert printed, f"line {block.line} printed nothing"
+    text = " ".join(printed for _, printed in told)
+    for name in STAGE_NAMES:
+        assert f"{name} · " in text or f"{name} from " in text
+    assert "params.unused" in text
 
 
 def test_picture_is_current(capsys: pytest.CaptureFixture[str]) -> None:

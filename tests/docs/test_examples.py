@@ -122,7 +122,7 @@ def test_own_policy_does_not_change_learning() -> None:
 
 
 def test_own_policy_is_printed() -> None:
-    picture = example("own_policy").picture(workers=2)
+    picture = example("own_policy").compiled(workers=2).show()
     assert re.findall(r"^fragment (\w+) .2 @", picture, re.M) == ["environment", "actor"]
     assert re.findall(r"^message ([a-z>]+)", picture, re.M)
 

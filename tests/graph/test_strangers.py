@@ -16,7 +16,7 @@ from jax import lax
 import fragflow as ff
 from fragflow.errors import ReplicaError, TraceError
 from fragflow.policies import Deployment, named_policy
-from fragflow.run import Experiment, Outcome, graph, run
+from fragflow.run import Experiment, Outcome, plan_run, run
 from graph.strangers import WRONG, Program, Told
 from graph.strangers_right import RIGHT
 from graph.telling import files_named_in
@@ -103,7 +103,7 @@ def experiment(program: Program, place: Place) -> Experiment:
 def refusal(program: Program, workers: int, place: Place = "component") -> str | None:
     """Why the cut is refused; between components, other operations are found before the check."""
     try:
-        graph(experiment(program, place), named_policy("gpu-only"), Deployment(workers=workers))
+        plan_run(experiment(program, place), named_policy("gpu-only"), Deployment(workers=workers))
     except (ReplicaError, TraceError) as error:
         return str(error)
     return None

@@ -13,7 +13,7 @@ import pytest
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError
-from fragflow.policies import Deployment, named_policy
+from fragflow.policies import Deployment, Policy, named_policy
 from fragflow.remote.coordinator.processes import WorkerProcesses
 from fragflow.remote.launch.cleanup import employ
 from fragflow.remote.launch.cluster import (
@@ -26,7 +26,7 @@ from fragflow.remote.launch.cluster import (
 )
 from fragflow.remote.launch.launcher import Demand, Launcher, label_of
 from fragflow.remote.launch.placement import Placement
-from fragflow.run import Experiment, graph
+from fragflow.run import Experiment, plan_run
 
 GOOD = """
 [ray]
@@ -133,6 +133,13 @@ class Asked(Launcher):
         pass
 
 
+def start(
+    experiment: Experiment, policy: Policy, deployment: Deployment, launcher: Launcher
+) -> None:
+    graph = plan_run(experiment, policy, deployment).cut_graph
+    WorkerProcesses(graph.fdg, graph.plan, launcher)
+
+
 @pytest.mark.parametrize(
     ("policy", "sites", "is_packed"),
     [
@@ -154,24 +161,22 @@ def test_placement(policy: str, sites: set[tuple[str, ...]], is_packed: bool) ->
     )
     launcher = Asked()
     with pytest.raises(Enough):
-        WorkerProcesses(graph(experiment, named_policy(policy), Deployment(workers=2)), launcher)
+        start(experiment, named_policy(policy), Deployment(workers=2), launcher)
     assert (set(launcher.placement.sites), launcher.placement.is_packed) == (sites, is_packed)
 
 
 def test_a_file_may_name_a_fragment_or_a_place_in_it() -> None:
     launcher = Asked()
     with pytest.raises(Enough):
-        WorkerProcesses(
-            graph(
-                Experiment(
-                    algorithm=PPO(rollout_length=4, epochs=1, minibatches=1, hidden=(8,)),
-                    environment=make_environment("CartPole-v1"),
-                    num_envs=4,
-                    total_steps=1,
-                ),
-                named_policy("single-learner-coarse"),
-                Deployment(),
+        start(
+            Experiment(
+                algorithm=PPO(rollout_length=4, epochs=1, minibatches=1, hidden=(8,)),
+                environment=make_environment("CartPole-v1"),
+                num_envs=4,
+                total_steps=1,
             ),
+            named_policy("single-learner-coarse"),
+            Deployment(),
             launcher,
         )
     names = {demand.fragments: demand.names for demand in launcher.demands.values()}

@@ -82,9 +82,8 @@ def test_bits_are_those_of_threads(policy: str, workers: int) -> None:
     assert here == there
 
 
-def test_large_messages_go_through_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
-    threads, processes = (train(Toy(), runtime=r) for r in ("local", "processes"))
+def test_large_messages_go_through_shared_memory() -> None:
+    threads, processes = (train(Toy(), runtime=r, large_bytes=64) for r in ("local", "processes"))
     assert_same(threads, processes)
 
 
@@ -136,8 +135,8 @@ def test_asynchronous_workers(algorithm: Any, policy: str, monkeypatch: pytest.M
 
     def watched(self: Any, word: str, content: Any = None, on_point: Any = None) -> Any:
         found = call(self, word, content, on_point)
-        if word == "work":
-            payloads = [*(content[1] or {}).values(), *found[1].values()]
+        if word == "run":
+            payloads = [*(content[2] or {}).values(), *found[1].values()]
             sent.extend(sum(a.nbytes for a in p if a is not None) for p in payloads)
         return found
 
@@ -196,7 +195,7 @@ def test_a_worker_lost_when_others_are_done_is_replaced(monkeypatch: pytest.Monk
 
             def mark_and_die(point: Any) -> None:
                 on_point(point)
-                if point.iteration == sum(content) and not killed:
+                if point.iteration == content[0] + content[1] and not killed:
                     killed.append(self.name)
                     (process,) = children(f"{self.name}.0.")
                     time.sleep(1.0)  # the others are done by now

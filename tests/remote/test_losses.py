@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from fragflow.algorithms.a3c import A3C
-from fragflow.remote.coordinator.remote_driver import RemoteDriver
+from fragflow.remote.coordinator.remote_driver import RemoteCalls
 from fragflow.remote.protocol import process_client
-from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.traffic import Sent
 from graph.toy import Toy
 from remote.signals import KillingAll, Signalling
 from remote.training import assert_same, in_threads, train
 
 
 @pytest.mark.slow
-def test_a_replacement_sends_through_shared_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_sends_through_shared_memory_too() -> None:
     """Its messages go on with the numbers of its predecessor, in memory of its own."""
-    monkeypatch.setenv("FRAGFLOW_LARGE_BYTES", "64")
     observer = Signalling("_1.", signal.SIGKILL, at=(20,))
-    disturbed = train(Toy(), iterations=300, observer=observer, stall_timeout_seconds=20.0)
+    disturbed = train(
+        Toy(), iterations=300, observer=observer, stall_timeout_seconds=20.0, large_bytes=64
+    )
     assert_same(in_threads(Toy(), iterations=300), disturbed)
     assert disturbed.replacements == 1
 
@@ -58,16 +59,16 @@ def test_state_that_is_asked_for_while_the_next_iteration_begins_is_not_kept() -
     class Process:
         made = 0
 
-        def call(self, word: str, content: Any = None) -> Any:
+        def call(self, word: str, content: Any = None, on_point: Any = None) -> Any:
             if word == "state":
                 state = {"learner": {"params": self.made}}, Sent()
                 if self.made == 1:
-                    driver.run(1, 1)  # another thread's, when the answer is on its way
+                    calls.run(1, 1)  # another thread's, when the answer is on its way
                 return state
             self.made += 1
-            return {}, Sent()
+            return {}, {}, Sent()
 
-    driver = RemoteDriver(Process(), SimpleNamespace(part_jobs=()))  # pyright: ignore[reportArgumentType]
-    driver.run(0, 1)
-    assert driver.state() == {"learner": {"params": 1}}
-    assert driver.state() == {"learner": {"params": 2}}
+    calls = RemoteCalls(Process())  # pyright: ignore[reportArgumentType]
+    calls.run(0, 1)
+    assert calls.state() == {"learner": {"params": 1}}
+    assert calls.state() == {"learner": {"params": 2}}

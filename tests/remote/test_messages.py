@@ -27,8 +27,8 @@ from fragflow.remote.transport.mailbox import Route, SocketChannels
 from fragflow.remote.transport.shared_memory import SLOTS, SharedSlots
 from fragflow.remote.transport.unix_socket import UnixReceiver, UnixSender
 from fragflow.runtime.drivers.channels import Closed
-from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.planning.instructions import Run
+from fragflow.runtime.traffic import Sent
 
 SMALL = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 ARRAYS = st.sampled_from(DTYPES).flatmap(
@@ -359,7 +359,7 @@ def test_both_may_send_more_than_fits(tmp_path: Path, is_shared: bool) -> None:
     ends = {n: SocketChannels(n, opened[n][0], addresses, [_info(0), back], 5.0) for n in "ab"}
     large = np.zeros(1 << 20, np.float32)
 
-    got: list[np.ndarray] = []
+    got: list[Any] = []
 
     def exchange(name: str, sent: str, awaited: str) -> None:
         channels = ends[name]

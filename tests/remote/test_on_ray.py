@@ -167,13 +167,13 @@ def test_a_worker_that_is_killed_twice_is_replaced(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noticed: list[float] = []
-    replaced = replacement.ReplayingDriver._replace
+    replaced = replacement._Succession.replace
 
-    def note(self: Any, lost: Any) -> None:
+    def note(self: Any, lost: Any, prepare: Any) -> None:
         noticed.append(time.monotonic())
-        replaced(self, lost)
+        replaced(self, lost, prepare)
 
-    monkeypatch.setattr(replacement.ReplayingDriver, "_replace", note)
+    monkeypatch.setattr(replacement._Succession, "replace", note)
     undisturbed = in_threads(Toy(), iterations=600)
     observer = Killing("environment_actor_1", at=(10, 200))
     disturbed = train(Toy(), iterations=600, runtime="ray", cluster=nodes.here, observer=observer)

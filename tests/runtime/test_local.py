@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fragflow.errors import ConfigError, NonFiniteError, RunError
+from fragflow.planned_run import iterations_for
 from fragflow.policies import Deployment, named_policy
-from fragflow.run import Experiment, Outcome, Silent, iterations_for, run
+from fragflow.run import Experiment, Outcome, Silent, run
 from fragflow.runtime.drivers.channels import Closed, QueueChannels
 from fragflow.runtime.programs import devices
 from graph.toy import Drift, State, Toy
@@ -109,12 +110,12 @@ def test_an_exception_in_a_fragment_stops_all_and_names_the_cause():
 
 def test_a_message_that_never_comes_is_an_error_in_time():
     channels = QueueChannels(timeout_seconds=0.05)
-    queue = channels.open("m", 0, 0)
+    channel = channels.open("m", 0, 0)
     with pytest.raises(RunError, match="did not come within 0 seconds"):
-        channels.get(queue, "message m of learner")
+        channel.get("message m of learner")
     channels.close()
     with pytest.raises(Closed):
-        channels.get(queue, "message m of learner")
+        channel.get("message m of learner")
 
 
 def test_nan_ends_the_run_with_its_metric():

@@ -15,7 +15,7 @@ from fragflow.errors import ReplicaError
 from fragflow.graph.probe.probe import probe
 from fragflow.policies import Deployment, named_policy
 from fragflow.policies.synchronisation import Asynchronous
-from fragflow.run import Experiment, Outcome, _in_lockstep, _source, run
+from fragflow.run import Experiment, Outcome, _in_lockstep, plan_run, run
 from fragflow.runtime.promises import compare_bits, probe_cache, run_probe
 from fragflow.tools.cli.main import main
 from graph.toy import Drift, OneUpdate
@@ -147,12 +147,8 @@ def _in_lockstep_of(name: str, sync: str = "lockstep"):
     policy = named_policy(name)
     if sync == "async":
         policy = ff.Policy(name=name, places=policy.places, synchronisation=Asynchronous())
-    deployment = Deployment(workers=2, learners=1)
-    what = experiment(OneUpdate())
-    source, local = _source(what, policy, deployment)
-    from fragflow.graph.cut import cut
-
-    return _in_lockstep(what, source, cut(source, policy, local), policy, deployment)
+    planned = plan_run(experiment(OneUpdate()), policy, Deployment(workers=2, learners=1))
+    return _in_lockstep(planned, planned.cut_graph)
 
 
 def test_an_asynchronous_graph_is_probed_in_lockstep() -> None:

@@ -9,7 +9,8 @@ from fragflow.graph.passes import collectives
 from fragflow.run import Outcome
 from fragflow.runtime.asynchrony.server_queue import ServerQueue, Submission
 from fragflow.runtime.drivers import assign_workers
-from fragflow.runtime.drivers.channels import Payload, QueueChannel, QueueChannels
+from fragflow.runtime.drivers.channels import QueueChannel, QueueChannels
+from fragflow.runtime.protocols import Payload
 from graph.toy import OneUpdate, Toy
 from remote.training import COARSE, train
 
@@ -45,6 +46,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         def put(self, payload: Payload) -> None:
             found.append(size(payload))
             self._channel.put(payload)
+
+        def get(self, what: str) -> Payload:
+            return self._channel.get(what)
 
     monkeypatch.setattr(QueueChannels, "open", lambda *args: Watched(opened(*args)))
     return found
@@ -114,16 +118,16 @@ def test_a_plan_that_reckons_wrongly_changes_nothing(monkeypatch: pytest.MonkeyP
 def test_what_is_not_sent_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that sends everything twice, to somebody who takes every other message."""
     right = said(in_threads(iterations=3))
-    put, get = QueueChannel.put, QueueChannels.get
+    put, get = QueueChannel.put, QueueChannel.get
 
     def twice(self: QueueChannel, payload: Payload) -> None:
         put(self, payload)
         put(self, payload)
 
-    def every_other(self: QueueChannels, source: QueueChannel, what: str) -> Payload:
-        get(self, source, what)
-        return get(self, source, what)
+    def every_other(self: QueueChannel, what: str) -> Payload:
+        get(self, what)
+        return get(self, what)
 
     monkeypatch.setattr(QueueChannel, "put", twice)
-    monkeypatch.setattr(QueueChannels, "get", every_other)
+    monkeypatch.setattr(QueueChannel, "get", every_other)
     assert said(in_threads(iterations=3)) == (2 * right[0], 2 * right[1])

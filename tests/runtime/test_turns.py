@@ -21,7 +21,7 @@ from fragflow.environments import make_environment
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.graph import show
 from fragflow.policies import Deployment, named_policy, synchronisation
-from fragflow.run import Experiment, Outcome, graph, run
+from fragflow.run import Experiment, Outcome, plan_run, run
 from fragflow.runtime.drivers.codegen import render
 from fragflow.runtime.planning.plan import make_plan
 from graph.toy import State, Toy
@@ -200,7 +200,7 @@ class TestEnvpool:
         experiment = Experiment(
             algorithm=SMALL_PPO, environment=environment, num_envs=8, total_steps=1
         )
-        fdg = graph(experiment, replace(named_policy(COARSE), first=3), Deployment())
+        fdg = plan_run(experiment, replace(named_policy(COARSE), first=3), Deployment()).fdg
         assert "the first 3 of them that have answered" in show.render(fdg, "text")
         assert "turn_" in render(fdg, make_plan(fdg))
         assert "the first that answer: actor, environment.step" in render(fdg, make_plan(fdg))

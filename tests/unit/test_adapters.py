@@ -17,7 +17,7 @@ from fragflow.environments import library_of, make_environment
 from fragflow.environments.on_host.gymnasium_spaces import space_of
 from fragflow.errors import ConfigError
 from fragflow.policies import named_policy
-from fragflow.run import Experiment, graph, run
+from fragflow.run import Experiment, plan_run, run
 
 
 def test_envpool_environments_depend_on_their_seed_alone():
@@ -111,7 +111,7 @@ def test_brax_is_cut_whatever_is_inside():
         num_envs=4,
         total_steps=16,
     )
-    fdg = graph(experiment, named_policy("single-learner-coarse"), ff.Deployment(workers=2))
+    fdg = plan_run(experiment, named_policy("single-learner-coarse"), ff.Deployment(workers=2)).fdg
     assert {name: f.replicas for name, f in fdg.fragments.items()} == {
         "environment+actor": 2,
         "learner": 1,

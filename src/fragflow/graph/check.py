@@ -1,27 +1,14 @@
-"""Checks that a graph is legal, at each stage; run after every pass."""
+"""Refuses what a user asks for and cannot be: above all, replicas that differ from the whole."""
 
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
-from fragflow.errors import GraphError, PolicyError, ReplicaError
+from fragflow.errors import PolicyError, ReplicaError
 from fragflow.graph.fragment_extent import Axis
-from fragflow.graph.ir import (
-    FDG,
-    Constant,
-    Fragment,
-    Loop,
-    Node,
-    Op,
-    Program,
-    Receive,
-    Send,
-    Transfer,
-    Value,
-    walk,
-)
-from fragflow.graph.passes.dataflow import FREE, Dataflow, is_all_reduce
+from fragflow.graph.ir import Loop, Op, Program, Transfer, Value, walk
+from fragflow.graph.passes.dataflow import is_all_reduce
 from fragflow.graph.replicas.analysis import Known, ReplicaAnalysis
 from fragflow.graph.replicas.eqn_pair import sized_dims
 from fragflow.graph.replicas.guards import well_formed
@@ -32,81 +19,10 @@ from fragflow.graph.replicas.kinds import (
     SOMETIMES,
     Kind,
     Tag,
-    is_below_a_byte,
 )
 from fragflow.graph.replicas.rules.shapes_and_reductions import reduced
 from fragflow.graph.tracing.trace import Trace
 from fragflow.policies.policy import Over, Placed, Policy, replicas_over
-
-
-def check_owners(flow: Dataflow, owners: Mapping[str, str], fragments: Sequence[str]) -> None:
-    """Checks that every operation has exactly one owner, or is free."""
-    for path in flow.ops:
-        assert owners.get(path) in (*fragments, FREE), f"operation {path} has no owner"
-
-
-def check_fragment(fragment: Fragment, known: Sequence[Value]) -> None:
-    """Checks that every value a fragment reads is defined before, by itself or by a message."""
-    scope = {*known, *(c.output for c in fragment.constants)}
-    _check_loop(fragment.name, fragment.loop, scope | {c.init for c in fragment.loop.carries})
-
-
-def _check_loop(name: str, loop: Loop, scope: set[Value]) -> None:
-    for value in (*(c.init for c in loop.carries), *(s.outside for s in loop.slices)):
-        assert value in scope, f"fragment {name} starts loop {loop.path} without {value}"
-    inner = set(scope)
-    inner |= {c.inside for c in loop.carries} | {s.inside for s in loop.slices}
-    if loop.counter is not None:
-        inner.add(loop.counter)
-    _check_block(name, loop.body, inner)
-    for value in (*(c.next for c in loop.carries), *(s.element for s in loop.stacks)):
-        assert value in inner, f"fragment {name} ends a step of loop {loop.path} without {value}"
-
-
-def _check_block(name: str, nodes: Sequence[Node], scope: set[Value]) -> None:
-    for node in nodes:
-        match node:
-            case Op():
-                for value in node.inputs:
-                    assert value is None or value in scope, (
-                        f"fragment {name} runs {node.path} without {value}"
-                    )
-                scope |= {v for v in node.outputs if v is not None}
-            case Constant():
-                scope.add(node.output)
-            case Loop():
-                _check_loop(name, node, scope)
-                scope |= {c.final for c in node.carries} | {s.outside for s in node.stacks}
-            case Send():
-                for parcel in node.transfer.parcels:
-                    assert parcel.value in scope, f"fragment {name} sends unknown {parcel.value}"
-            case Receive():
-                scope |= {p.value for p in node.transfer.parcels}
-            case Transfer():
-                raise AssertionError("a fragment's program has sends and receives only")
-
-
-def check_messages(fdg: FDG) -> None:
-    """Checks that each message is sent and received once per step, in one order on both sides."""
-    for transfer in fdg.transfers:
-        for name, kind in ((transfer.source, Send), (transfer.target, Receive)):
-            names = _order(fdg.fragments[name], kind, transfer.source, transfer.target)
-            count = names.count(transfer.name)
-            assert count == 1, f"message {transfer.name} occurs {count} times in {name}"
-    names = list(fdg.fragments)
-    for a in names:
-        for b in names:
-            if a != b:
-                sent = _order(fdg.fragments[a], Send, a, b)
-                received = _order(fdg.fragments[b], Receive, a, b)
-                assert sent == received, f"{a} sends {sent}, {b} receives {received}"
-
-
-def _order(
-    fragment: Fragment, kind: type[Send] | type[Receive], source: str, target: str
-) -> list[str]:
-    found = [n.transfer for n in walk((fragment.loop,)) if isinstance(n, kind)]
-    return [t.name for t in found if (t.source, t.target) == (source, target)]
 
 
 class _Refused(ReplicaError):
@@ -364,30 +280,6 @@ def _made_at(program: Program, value: Value) -> str:
         origin = _origin(program, origin)
     line = source_line(origin.eqn) if isinstance(origin, Op) else None
     return f" (at {line})" if line else ""
-
-
-def check_fdg(fdg: FDG) -> None:
-    """Makes all structural checks of a finished graph."""
-    for fragment in fdg.fragments.values():
-        check_fragment(fragment, [*fdg.program.sources.values()])
-    check_messages(fdg)
-    _refuse_small_types(fdg)
-    owned = [c for fragment in fdg.fragments.values() for c in fragment.components]
-    if len(owned) != len(set(owned)):
-        raise GraphError(f"a component is placed twice: {sorted(owned)}")
-
-
-def _refuse_small_types(fdg: FDG) -> None:
-    """Refuses messages of several values in a byte: XLA lays them out in more ways than one."""
-    for transfer in fdg.transfers:
-        for parcel in transfer.parcels:
-            dtype = fdg.program.avals[fdg.program.extent][parcel.value].dtype
-            if is_below_a_byte(dtype):
-                raise PolicyError(
-                    f"{describe(fdg.program, parcel.value)} is of type {dtype}, several of which "
-                    f"share a byte, and would go from {transfer.source} to {transfer.target}: make "
-                    "it int8 before, or place both in one fragment"
-                )
 
 
 def refuse_host_in_one_program(

@@ -1,17 +1,13 @@
 """The compiler: an algorithm, a policy and a deployment become a fragmented dataflow graph."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fragflow._jax import contains_all_reduce
 from fragflow.graph.analyses.out_of_order_check import with_out_of_order
 from fragflow.graph.analyses.staleness import late_messages, server_of
-from fragflow.graph.check import (
-    check_fdg,
-    check_fragments,
-    check_owners,
-    refuse_host_in_one_program,
-)
+from fragflow.graph.check import check_fragments, refuse_host_in_one_program
+from fragflow.graph.check_stages import check_stage
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
 from fragflow.graph.passes.collectives import as_sends_and_receives, transfers_in, with_collectives
@@ -21,6 +17,16 @@ from fragflow.graph.passes.place_glue import colour
 from fragflow.graph.passes.split import Options, Split, insert_transfers, project, split
 from fragflow.graph.replicas.analysis import NO_AXES, Axes, analyse_replicas, axes_of, extent_of
 from fragflow.graph.replicas.one_environment_each import check_stands_for
+from fragflow.graph.stages import (
+    FragmentsStage,
+    KindsStage,
+    MessagesStage,
+    OwnersStage,
+    ProgramStage,
+    SplitStage,
+    Stage,
+    TraceStage,
+)
 from fragflow.graph.tracing.build_program import build
 from fragflow.graph.tracing.trace import Tracer, components_in
 from fragflow.policies.policy import Deployment, Placed, Policy, assign, place
@@ -37,42 +43,72 @@ def cut(
     options: Options | None = None,
     *,
     deterministic: bool = False,
+    on_stage: Callable[[Stage], None] | None = None,
 ) -> FDG:
-    """Cuts the training loop into fragments as `policy` says.
+    """Cuts the training loop into fragments as `policy` says; tells `on_stage` of every stage.
 
     `deterministic` prepares canonical blocks: every component is visible, and traced for a block.
     """
-    options = options or Options()
+    made = stages(source, policy, deployment, options, deterministic=deterministic)
+    for stage in made:
+        if on_stage is not None:
+            on_stage(stage)
+        if isinstance(stage, FragmentsStage):
+            return stage.fdg
+    raise AssertionError("the last stage is the graph")
+
+
+def stages(
+    source: Tracer,
+    policy: Policy,
+    deployment: Deployment,
+    options: Options | None = None,
+    *,
+    deterministic: bool = False,
+) -> Iterator[Stage]:
+    """The stages of a cut, each checked; none is made before it is asked for."""
+    passes = _passes(source, policy, deployment, options or Options(), deterministic)
+    for stage in passes:
+        check_stage(stage)
+        yield stage
+
+
+def _passes(
+    source: Tracer,
+    policy: Policy,
+    deployment: Deployment,
+    options: Options,
+    deterministic: bool,
+) -> Iterator[Stage]:
     # The fragments, and the components they own.
     undivided = source.at(source.extent)
     components = components_in(undivided)
     placed = place(policy, deployment, components, source.num_envs, source.teams)
     refuse_host_in_one_program(policy, placed, undivided, source.environment.name)
     holders = _holders(policy, placed, components)
-    names = [p.name for p in placed]
-
-    # The program, and what replicas would hold of it.
+    names = tuple(p.name for p in placed)
     is_divided = deterministic or _is_divided(policy, placed)
     blocks = [
         *([BLOCK] if deterministic else ()),
         *([max(policy.first, 1)] if policy.first else ()),
     ]
     axes = axes_of(source, placed, blocks) if is_divided else NO_AXES
-    extents = _extents(source, placed, axes, blocks)
-    program = build(
-        [source.at(extent) for extent in extents],
-        source.extent,
-        holders.__getitem__,
-        open_all=deterministic,
-    )
+
+    # The program, and what replicas would hold of it.
+    traces = tuple(source.at(extent) for extent in _extents(source, placed, axes, blocks))
+    yield TraceStage(traces=traces)
+    program = build(traces, source.extent, holders.__getitem__, open_all=deterministic)
+    yield ProgramStage(program=program)
     flow = dataflow(program)
     held = analyse_replicas(source, program, placed, holders, axes)
     row_kinds = held.by_environment()
+    yield KindsStage(program=program, kinds=row_kinds, axis=axes.first)
 
     # The fragment of each operation, and the messages that follow.
     owners = colour(program, flow, placed, holders.__getitem__, held.views(row_kinds))
-    check_owners(flow, owners, names)
+    yield OwnersStage(program=program, flow=flow, owners=owners, fragments=names)
     decided = split(program, flow, owners, names, options)
+    yield SplitStage(program=program, split=decided)
     loop = _with_transfers(program, decided, names, options)
 
     # The fragments, each checked to compute its part of the whole.
@@ -82,6 +118,7 @@ def cut(
         if unproven and axis.is_stood_for:
             check_stands_for(source, axis)
     loop = with_collectives(loop, placed, lambda p: known[p.over])
+    yield MessagesStage(program=program, split=decided, loop=loop)
     parts = _parts(loop, names, decided, options)
     fdg = FDG(
         policy=policy.name,
@@ -92,9 +129,11 @@ def cut(
         row_kinds=row_kinds if is_divided else {},
         unproven=unproven,
     )
-    check_fdg(fdg)
+    yield FragmentsStage(fdg=_with_times(fdg, source, policy))
 
-    # The times at which messages are awaited.
+
+def _with_times(fdg: FDG, source: Tracer, policy: Policy) -> FDG:
+    """The graph with the times at which messages are awaited."""
     fdg = with_out_of_order(fdg, policy.first, source.environment)
     is_async = isinstance(policy.synchronisation, Asynchronous)
     return replace(

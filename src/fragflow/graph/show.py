@@ -109,7 +109,8 @@ def _heading(fdg: FDG, title: str) -> str:
     )
 
 
-def _label(fragment: Fragment) -> str:
+def fragment_label(fragment: Fragment) -> str:
+    """A fragment, its replicas and the device they run on."""
     return f"{fragment.name} ×{fragment.replicas} @{fragment.device}"
 
 
@@ -118,7 +119,7 @@ def _text(fdg: FDG, title: str, implementations: Picks) -> str:
     times = crossings(fdg)
     out = [_heading(fdg, title)]
     for fragment in fdg.fragments.values():
-        out += ["", f"fragment {_label(fragment)}"]
+        out += ["", f"fragment {fragment_label(fragment)}"]
         each = " each" if fragment.replicas > 1 else ""
         some = (
             f", a part in {fragment.replicas} of their agents" if fragment.over == "agents" else ""
@@ -191,7 +192,7 @@ def _mermaid(fdg: FDG, title: str, _: Picks) -> str:
     out = ["---", f"title: {_heading(fdg, title)}", "---", "flowchart LR"]
     for name, fragment in fdg.fragments.items():
         components = "<br/>".join(fragment.components)
-        out.append(f'  {ids[name]}["<b>{_label(fragment)}</b><br/>{components}"]')
+        out.append(f'  {ids[name]}["<b>{fragment_label(fragment)}</b><br/>{components}"]')
     for transfer in fdg.transfers:
         kinds = ", ".join(dict.fromkeys(p.collective for p in transfer.parcels))
         crossing = times[transfer.name]

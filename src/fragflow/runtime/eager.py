@@ -1,17 +1,15 @@
 """The eager runtime: the whole loop in Python, uncompiled and uncut, so that print and pdb work."""
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from fragflow.graph.tracing.trace import SOURCES, episode_labels, leaf_labels
-from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.host_environments.pool import HostPool
-from fragflow.runtime.observer import Devices, Results
-from fragflow.runtime.programs.implementations import Picks
+from fragflow.runtime.observer import Results
+from fragflow.runtime.protocols import WorkerReport
 
 Iteration = Callable[..., tuple[Any, Any]]
 _Name = TypeVar("_Name")
@@ -20,39 +18,31 @@ _Name = TypeVar("_Name")
 class EagerRuntime:
     """Runs one iteration at a time with `jit` switched off."""
 
-    num_programs = 0
-    picks: Picks = MappingProxyType({})
-    sent = Sent()
-    devices: Devices = MappingProxyType({})
-
     def __init__(
         self,
         make_iteration: Callable[[Callable[[], None]], Iteration],
         init: Callable[[jax.Array, jax.Array], Any],
-        sources: Mapping[str, np.ndarray],
+        make_sources: Callable[[int], Mapping[str, np.ndarray]],
         pool: HostPool | None = None,
     ):
-        """`make_iteration` is given a function to call at every step of the environments.
+        """Runs the first iteration, to see how many steps each environment makes in one.
 
-        `pool` holds environments on the host; it is closed here.
+        `make_iteration` is given a function to call at every step of the environments,
+        `make_sources` that number of steps: 0 for the first iteration, in which nothing depends on
+        the length of training. `pool` holds environments on the host; it is closed here.
         """
         self._pool = pool
-        self.sources = sources
-        """set again once the length of training is known"""
         self._iteration = make_iteration(self._count_step)
         self._steps = 0
-        self._first: Results | None = None
+        self._sources = make_sources(0)
         with jax.disable_jit():
-            run_key, env_ids = (jax.numpy.asarray(sources[k]) for k in ("run_key", "env_ids"))
-            self._state = init(run_key, env_ids)
-
-    def env_steps(self) -> int:
-        """Runs the first iteration and returns how many steps each environment made in it.
-
-        Nothing in it depends on the length of training: its progress is zero in any case.
-        """
-        self._first = self._run_one(0)
-        return self._steps
+            run_key, env_ids = (jax.numpy.asarray(self._sources[k]) for k in ("run_key", "env_ids"))
+            self.tree = init(run_key, env_ids)
+            """the algorithm's state, as it is now"""
+        self._first: Results | None = self._run_one(0)
+        self.env_steps = self._steps
+        """of each environment, per iteration"""
+        self._sources = make_sources(self.env_steps)
 
     def run(self, start: int, count: int) -> list[Results]:
         """Runs `count` iterations; returns the results of each."""
@@ -67,8 +57,11 @@ class EagerRuntime:
         del made
         return []
 
-    def final_state(self) -> Any:
-        return self._state
+    def state(self) -> dict[str, Any]:
+        return dict(zip(leaf_labels(self.tree), jax.tree.leaves(self.tree), strict=True))
+
+    def report(self) -> WorkerReport:
+        return WorkerReport()
 
     def close(self) -> None:
         """Closes the environments on the host."""
@@ -79,9 +72,9 @@ class EagerRuntime:
         self._steps += 1
 
     def _run_one(self, index: int) -> Results:
-        args = [jax.numpy.asarray(self.sources[name]) for name in SOURCES]
+        args = [jax.numpy.asarray(self._sources[name]) for name in SOURCES]
         with jax.disable_jit():
-            self._state, outputs = self._iteration(self._state, jax.numpy.int32(index), *args)
+            self.tree, outputs = self._iteration(self.tree, jax.numpy.int32(index), *args)
         metrics, episodes = outputs
         return Results(
             metrics=_by_name(leaf_labels(metrics), metrics),

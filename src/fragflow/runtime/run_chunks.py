@@ -1,44 +1,20 @@
-"""Runs an engine chunk by chunk, and reports its metrics."""
+"""Runs a graph chunk by chunk, and reports its metrics."""
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from fragflow.errors import NonFiniteError
-from fragflow.runtime.drivers.traffic import Sent
-from fragflow.runtime.observer import Devices, Observer, Results, Row
-from fragflow.runtime.programs.implementations import Picks
+from fragflow.runtime.observer import Observer, Results, Row
+from fragflow.runtime.protocols import Runtime
 
 CHUNK_SECONDS = 0.25
 MAX_CHUNK = 256
 
 
-class Runtime(Protocol):
-    """An engine that runs training iterations."""
-
-    num_programs: int
-    picks: Picks
-    """by fragment, the implementation of each kernel that has several"""
-
-    @property
-    def sent(self) -> Sent: ...
-    @property
-    def devices(self) -> Devices: ...
-    def run(self, start: int, count: int) -> list[Results]:
-        """Returns the results of `count` iterations; threads may go on with the next ones."""
-        ...
-
-    def settle(self, made: int) -> list[Results]:
-        """Finishes iterations that were begun; returns the results of those from `made` on."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def train(
-    engine: Runtime, iterations: int, steps: int, observer: Observer
+    runtime: Runtime, iterations: int, steps: int, observer: Observer
 ) -> tuple[list[Row], float]:
     """Runs chunks of iterations, sized so that reports come out about four times a second."""
     rows: list[Row] = []
@@ -55,12 +31,12 @@ def train(
     while len(rows) < iterations and not observer.should_stop():
         chunk = min(chunk, iterations - len(rows))
         before = time.perf_counter()
-        results = engine.run(len(rows), chunk)
+        results = runtime.run(len(rows), chunk)
         after = time.perf_counter()
         report(results, after - began)
         wanted = int(chunk * CHUNK_SECONDS / max(after - before, 1e-6))
         chunk = max(1, min(wanted, 2 * chunk, MAX_CHUNK))
-    rest = engine.settle(len(rows))
+    rest = runtime.settle(len(rows))
     report(rest, time.perf_counter() - began)
     return rows, time.perf_counter() - began
 

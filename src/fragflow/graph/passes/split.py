@@ -125,7 +125,7 @@ def _add_needs(
                 mine.update(v for v in node.inputs if v is not None)
         case Loop():
             for carry in node.carries:
-                if _keeps(carry, name, needs, homes):
+                if keeps(carry, name, needs, homes):
                     mine.update((carry.next, carry.init))
             for slice_ in node.slices:
                 if slice_.inside in mine:
@@ -156,7 +156,7 @@ def _is_sunk(
     return options.sink and not at_home and stack.element not in mine
 
 
-def _keeps(
+def keeps(
     carry: Carry,
     name: str,
     needs: Mapping[str, frozenset[Value] | set[Value]],
@@ -210,7 +210,7 @@ def insert_transfers(
                         out += [
                             t
                             for t in after([carry.final])
-                            if not _keeps(carry, t.target, split_.needs, split_.homes)
+                            if not keeps(carry, t.target, split_.needs, split_.homes)
                         ]
                     for stack in node.stacks:
                         home = split_.homes[stack.element]
@@ -269,7 +269,7 @@ def project(loop: Loop, name: str, split_: Split, options: Options) -> Loop:
             carries=tuple(
                 c
                 for c in node.carries
-                if _keeps(c, name, split_.needs, split_.homes)
+                if keeps(c, name, split_.needs, split_.homes)
                 or (is_outermost and split_.keepers[c.final] == name)
             ),
             slices=tuple(s for s in node.slices if s.inside in mine),

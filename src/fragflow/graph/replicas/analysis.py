@@ -39,6 +39,11 @@ class Axes:
     def all(self) -> list[Axis]:
         return [*(a for axes in self.of_fragments.values() for a in axes), *self.further]
 
+    @property
+    def first(self) -> Axis | None:
+        """The one along which environments are followed first; None if nothing is divided."""
+        return self.of_fragments["environments"][0] if self.of_fragments else None
+
     def by_fragment(self, over: Over, placed: Sequence[Placed]) -> dict[str, Axis]:
         """By fragment, its axis; one that holds all compares nothing, so that any axis will do."""
         axes = self.of_fragments[over]

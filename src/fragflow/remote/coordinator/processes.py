@@ -19,7 +19,7 @@ from fragflow.remote.transport.mailbox import Route
 from fragflow.runtime.drivers.assign_workers import WorkerSpec, assign_workers
 from fragflow.runtime.drivers.codegen import DriverSource, generate, identifier
 from fragflow.runtime.planning.message_pieces import fan
-from fragflow.runtime.planning.plan import Plan, make_plan
+from fragflow.runtime.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,10 @@ class ProcessSpec:
 class WorkerProcesses:
     """Starts all processes; those with environments on the host open them."""
 
-    def __init__(self, fdg: FDG, launcher: Launcher):
+    def __init__(self, fdg: FDG, plan: Plan, launcher: Launcher):
         self.fdg = fdg
-        self.plan: Plan = make_plan(fdg)
-        self.specs = (
-            _specs_of(fdg, self.plan)
-            if fdg.server is None
-            else _async_process_specs(fdg, self.plan)
-        )
+        specs = _specs_of if fdg.server is None else _async_process_specs
+        self.specs = specs(fdg, plan)
         self.launcher = launcher
         self.pools: dict[str, list[RemotePool]] = {}
         """by fragment, the environments of each of its workers"""

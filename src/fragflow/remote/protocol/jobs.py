@@ -31,7 +31,6 @@ from fragflow.remote.protocol.join_group import Membership
 from fragflow.remote.transport.endpoint import Address
 from fragflow.remote.transport.mailbox import Route
 from fragflow.runtime.drivers.codegen import DriverSource
-from fragflow.runtime.drivers.traffic import Sent
 from fragflow.runtime.planning.instructions import (
     Ask,
     Enter,
@@ -46,6 +45,8 @@ from fragflow.runtime.planning.out_of_order_loop import OutOfOrderLoop
 from fragflow.runtime.planning.plan import FragmentPlan, LoopPlan
 from fragflow.runtime.planning.segments import HostCall, Segment
 from fragflow.runtime.programs.kernels_in_program import Computed
+from fragflow.runtime.protocols import Metrics
+from fragflow.runtime.traffic import Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ class Job:
     routes: tuple[Route, ...]
     addresses: Mapping[str, Address]
     timeout_seconds: float
+    large_bytes: int
+    """size from which messages to this host go through shared memory"""
     incarnation: int = 0
     expendable: frozenset[str] = frozenset()
     """processes that are replaced when they are lost"""
@@ -112,7 +115,7 @@ class RecoveryPoint:
     """by fragment, the state that no other process has"""
     counts: Mapping[int, int]
     """by route, messages sent or taken"""
-    metrics: Mapping[str, Mapping[Value, Any]]
+    metrics: Mapping[str, Metrics]
     sent: Sent
     """by this process, so far"""
 

@@ -1,7 +1,6 @@
 """Messages between processes: sockets for frames, shared memory for large ones."""
 
 import math
-import os
 import queue
 import time
 from collections import deque
@@ -23,10 +22,11 @@ from fragflow.remote.transport.frames import (
 )
 from fragflow.remote.transport.shared_memory import SharedSlots
 from fragflow.remote.transport.unix_socket import UnixSender
-from fragflow.runtime.drivers.channels import Closed, Payload
-from fragflow.runtime.drivers.traffic import Sent
+from fragflow.runtime.drivers.channels import Closed
+from fragflow.runtime.protocols import Payload
+from fragflow.runtime.traffic import Sent
 
-LARGE_BYTES = int(os.environ.get("FRAGFLOW_LARGE_BYTES", 1 << 18))
+LARGE_BYTES = 1 << 18
 """size from which a message goes through shared memory if its receiver is on the same host"""
 POLL_MILLISECONDS = 50
 """interval at which a waiting process checks whether the run is over"""
@@ -76,6 +76,9 @@ class _RouteState:
     def put(self, payload: Payload) -> None:
         self.channels.send(self, payload)
 
+    def get(self, what: str) -> Payload:
+        return self.channels.get(self, what)
+
 
 class SocketChannels:
     """All routes of one process. Used by one thread; every wait has a deadline."""
@@ -90,10 +93,11 @@ class SocketChannels:
         incarnation: int = 0,
         expendable: Collection[str] = (),
         moves: Moves | None = None,
+        large_bytes: int = LARGE_BYTES,
     ):
         """Messages to an `expendable` process are kept, for its next incarnation.
 
-        Any thread may add to `moves`.
+        Any thread may add to `moves`. Messages of `large_bytes` go through shared memory.
         """
         self.timeout_seconds = timeout_seconds
         self.is_closed = False
@@ -106,6 +110,7 @@ class SocketChannels:
         self._backlog: dict[str, deque[tuple[_RouteState, int, Payload]]] = {}
         """by replaced process, messages still to be sent to it again"""
         self._incarnation = incarnation
+        self._large_bytes = large_bytes
         self._endpoint = endpoint
         self._routes = {info.number: _RouteState(info, self) for info in routes}
         self._by_key = {route.info.key: route for route in self._routes.values()}
@@ -123,7 +128,7 @@ class SocketChannels:
         parts = [raw(a) for a in arrays if a is not None]
         if route.info.target in self._expendable:
             route.kept.append((route.sent, payload))
-        elif self._shares_memory(route) and (size := sum(map(len, parts))) >= LARGE_BYTES:
+        elif self._shares_memory(route) and (size := sum(map(len, parts))) >= self._large_bytes:
             if route.slots is None:
                 path = self._slots_path(route, self._incarnation)
                 route.slots = SharedSlots.create(path, size, first=route.sent)

@@ -37,14 +37,15 @@ from fragflow.remote.transport.endpoint import Address, Endpoint, Network, open_
 from fragflow.remote.transport.frames import arrays_of
 from fragflow.remote.transport.mailbox import POLL_MILLISECONDS, Moves, SocketChannels
 from fragflow.remote.worker.recovery_points import RecoveryPoints
-from fragflow.runtime.asynchrony.server_queue import AsyncWorker, SlotChannels
+from fragflow.runtime.asynchrony.async_driver import AsyncDriver, SlotChannels
 from fragflow.runtime.drivers.channels import Closed
-from fragflow.runtime.drivers.driver import Driver
-from fragflow.runtime.drivers.traffic import Sent, together
+from fragflow.runtime.drivers.driver import ThreadDriver
 from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.host_environments.pool import HostPool
 from fragflow.runtime.programs.devices import compute_in_calling_thread
 from fragflow.runtime.programs.layout import DeviceGroup, Layout, OneDevice, kind_of, on_host
+from fragflow.runtime.protocols import Channels
+from fragflow.runtime.traffic import Sent, together
 
 PATIENCE_SECONDS = 3.0
 """added to the timeout of messages: if environments are late too, they are the cause"""
@@ -58,8 +59,7 @@ class WorkerProcess:
         self._network = network
         self.pools: dict[str, HostPool] = {}
         self.channels: SocketChannels | None = None
-        self.driver: Driver | None = None
-        self.async_worker: AsyncWorker | None = None
+        self.driver: ThreadDriver | AsyncDriver | None = None
         self.timeout_seconds = 120.0
         self.recovery_points: RecoveryPoints | None = None
         self._moves: Moves = queue.SimpleQueue()
@@ -114,7 +114,6 @@ class WorkerProcess:
             "job": self._job,
             "preload": self._preload,
             "run": self._run,
-            "work": self._work_once,
             "state": self._state,
         }
         while (request := self._next_request()) is not None:
@@ -165,9 +164,9 @@ class WorkerProcess:
     def _job(self, job: Job) -> dict[str, Settled]:
         """Makes the workers of a job, and returns the facts about each."""
         self.timeout_seconds = job.timeout_seconds
-        channels: Any
+        slots = SlotChannels()
         if job.fdg.server is None:
-            channels = self.channels = SocketChannels(
+            self.channels = SocketChannels(
                 job.me,
                 self._endpoint,
                 job.addresses,
@@ -176,15 +175,15 @@ class WorkerProcess:
                 job.incarnation,
                 expendable=job.expendable,
                 moves=self._moves,
+                large_bytes=job.large_bytes,
             )
-        else:
-            channels = SlotChannels()
+        channels: Channels = self.channels or slots
         workers = [self._worker(job, part_job, channels) for part_job in job.part_jobs]
-        self.driver = Driver(workers, job.script)
+        driver = ThreadDriver(workers, job.script)
         if self.channels is not None and job.me in job.expendable:
-            self.recovery_points = RecoveryPoints(job, self.driver, self.channels, self._answer)
-        if job.fdg.server is not None:
-            self.async_worker = AsyncWorker(job.fdg, self.driver, channels)
+            self.recovery_points = RecoveryPoints(job, driver, self.channels, self._answer)
+        is_asynchronous = job.fdg.server is not None
+        self.driver = AsyncDriver(job.fdg, driver, slots) if is_asynchronous else driver
         return {
             worker.name: Settled(
                 computed=worker.computed,
@@ -194,7 +193,7 @@ class WorkerProcess:
             for worker in workers
         }
 
-    def _worker(self, job: Job, part_job: FragmentJob, channels: Any) -> Worker:
+    def _worker(self, job: Job, part_job: FragmentJob, channels: Channels) -> Worker:
         fragment = part_job.part.fragment
         available = jax.devices(fragment.device)
         devices = available if self._is_member else [available[k] for k in part_job.devices]
@@ -224,19 +223,17 @@ class WorkerProcess:
         assert self.channels is not None
         self.channels.open(message, sender, receiver).put(payload)
 
-    def _run(self, content: tuple[int, int]) -> tuple[dict[str, Any], Sent]:
+    def _run(
+        self, content: tuple[int, int, dict[str, list[Any]] | None]
+    ) -> tuple[dict[str, Any], dict[str, Any], Sent]:
         assert self.driver is not None
+        start, count, answers = content
         if self.recovery_points is not None:
-            self.recovery_points.run(*content)
-            return {}, self._sent()
-        metrics = self.driver.run(*content)
-        return {worker.name: found for worker, found in metrics.items()}, self._sent()
-
-    def _work_once(self, content: tuple[int, dict[str, list[Any]] | None]) -> Any:
-        assert self.async_worker is not None
-        metrics, payloads = self.async_worker.work(*content)
-        arrays = {name: arrays_of(payload) for name, payload in payloads.items()}
-        return dict(metrics), arrays, self._sent()
+            self.recovery_points.run(start, count)
+            return {}, {}, self._sent()
+        made = self.driver.run(start, count, answers)
+        submission = {name: arrays_of(payload) for name, payload in made.submission.items()}
+        return dict(made.metrics), submission, self._sent()
 
     def _state(self, _content: None) -> tuple[dict[str, Any], Sent]:
         assert self.driver is not None
@@ -248,11 +245,9 @@ class WorkerProcess:
 
     def _sent(self) -> Sent:
         """The traffic of this process so far."""
-        if self.async_worker is not None:
-            return self.async_worker.sent
         assert self.driver is not None
-        assert self.channels is not None
-        return together([self.channels.sent, self.driver.sent])
+        channels = [self.channels.sent] if self.channels is not None else []
+        return together([*channels, self.driver.sent])
 
 
 def _told(error: BaseException) -> dict[str, str]:

@@ -14,16 +14,20 @@ from fragflow.graph.analyses.replaceable import mirrors
 from fragflow.graph.ir import Transfer
 from fragflow.remote.protocol.jobs import Job, RecoveryPoint
 from fragflow.remote.transport.mailbox import SocketChannels
-from fragflow.runtime.drivers.driver import Driver
-from fragflow.runtime.drivers.traffic import together
+from fragflow.runtime.drivers.driver import ThreadDriver
 from fragflow.runtime.planning.message_pieces import incoming
+from fragflow.runtime.traffic import together
 
 
 class RecoveryPoints:
     """Runs the driver of an expendable process, one iteration at a time."""
 
     def __init__(
-        self, job: Job, driver: Driver, channels: SocketChannels, tell: Callable[[str, Any], None]
+        self,
+        job: Job,
+        driver: ThreadDriver,
+        channels: SocketChannels,
+        tell: Callable[[str, Any], None],
     ):
         self._fdg = job.fdg
         self._driver = driver
@@ -41,7 +45,7 @@ class RecoveryPoints:
         self._behind = []
         for index in range(start, start + count):
             made = self._driver.run(index, 1)
-            self._tell_point(index, {worker.name: metrics for worker, metrics in made.items()})
+            self._tell_point(index, made.metrics)
 
     def forget(self, counts: Mapping[int, int]) -> None:
         """Notes that a replacement will begin with these counts or later ones; from any thread."""

@@ -1,16 +1,12 @@
-"""The queue of an asynchronous run's server, and the workers that submit to it."""
+"""The queue between an asynchronous run's workers and their server."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from fragflow.graph.ir import FDG, Transfer
 from fragflow.runtime.asynchrony.ledger import Ledger
-from fragflow.runtime.drivers.channels import Closed, Payload
-from fragflow.runtime.drivers.driver import Driver
-from fragflow.runtime.drivers.traffic import Sent, together
-from fragflow.runtime.drivers.worker import Metrics
+from fragflow.runtime.drivers.channels import Closed
+from fragflow.runtime.protocols import Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,85 +98,3 @@ class ServerQueue:
         self._change.wait_for(lambda: self._is_closed or condition())
         if self._is_closed:
             raise Closed
-
-
-class SlotChannels:
-    """The channels of one side: a slot for each message that it receives or sends."""
-
-    def __init__(self) -> None:
-        self._payloads: Mapping[str, Payload] = {}
-        self._answers: dict[str, Payload] = {}
-
-    def open(self, message: str, sender: int, receiver: int) -> "_Slot":
-        del sender, receiver
-        return _Slot(self, message)
-
-    def get(self, source: "_Slot", what: str) -> Payload:
-        del what
-        return self._payloads[source.message]
-
-    def lay(self, payloads: Mapping[str, Payload]) -> None:
-        """Sets the payloads that `get` returns from now on; forgets what was sent."""
-        self._payloads, self._answers = payloads, {}
-
-    def send(self, message: str, payload: Payload) -> None:
-        self._answers[message] = payload
-
-    def answers(self) -> Mapping[str, Payload]:
-        """The payloads that were sent since `lay`."""
-        return self._answers
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """The slot of one message."""
-
-    at: Any
-    message: str
-
-    def put(self, payload: Payload) -> None:
-        self.at.send(self.message, payload)
-
-
-class AsyncWorker:
-    """A driver whose messages to and from the server go through slots."""
-
-    def __init__(self, fdg: FDG, driver: Driver, slot_channels: SlotChannels):
-        self.driver = driver
-        self._slot_channels = slot_channels
-        self._exchanged = Sent()
-        """with the server"""
-        self._down: Sequence[Transfer] = [t for t in fdg.transfers if t.source == fdg.server]
-
-    @property
-    def sent(self) -> Sent:
-        return together([self._exchanged, self.driver.sent])
-
-    @property
-    def workers(self) -> Mapping[str, Any]:
-        return self.driver.workers
-
-    def error(self, cause: BaseException) -> Any:
-        return self.driver.error(cause)
-
-    def work(
-        self, index: int, answers: Mapping[str, Payload] | None
-    ) -> tuple[Mapping[str, Metrics], Mapping[str, Payload]]:
-        """Makes an iteration with the server's last answers; returns metrics and a submission."""
-        held: dict[str, Payload] = {}
-        for transfer in self._down:
-            worker = self.driver.workers[transfer.target]
-            mirrors = {c.next: c.inside for c in worker.part.fragment.loop.carries}
-            names = [mirrors[parcel.value] for parcel in transfer.parcels]
-            if answers is not None:
-                self._exchanged.add(answers[transfer.name])
-                for name, array in zip(names, answers[transfer.name], strict=True):
-                    worker.adopt(name, array)
-            held[transfer.name] = [worker.values[name] for name in names]
-        self._slot_channels.lay(held)
-        metrics = self.driver.run(index, 1)
-        for payload in self._slot_channels.answers().values():
-            self._exchanged.add(payload)
-        return {
-            worker.name: found for worker, found in metrics.items()
-        }, self._slot_channels.answers()

@@ -1,23 +1,10 @@
 """Channels between fragments of one process: messages are passed on without a copy."""
 
 import queue
-from collections.abc import Sequence
-from typing import Any, Protocol
 
 from fragflow.errors import RunError
-from fragflow.runtime.drivers.traffic import Sent, size_of, together
-
-Payload = Sequence[Any]
-
-
-class Channels(Protocol):
-    """The interface that a worker sends and receives messages through."""
-
-    def open(self, message: str, sender: int, receiver: int) -> Any:
-        """Opens the channel of one route, whose `put` sends and which `get` receives from."""
-        ...
-
-    def get(self, source: Any, what: str) -> Payload: ...
+from fragflow.runtime.protocols import Payload
+from fragflow.runtime.traffic import Sent, size_of, together
 
 
 class Closed(Exception):
@@ -27,10 +14,11 @@ class Closed(Exception):
 class QueueChannel:
     """The queue of one (message, sender, receiver), and its traffic."""
 
-    __slots__ = ("_messages", "_size", "queue")
+    __slots__ = ("_messages", "_size", "_timeout_seconds", "queue")
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_seconds: float) -> None:
         self.queue: queue.SimpleQueue[Payload | None] = queue.SimpleQueue()
+        self._timeout_seconds = timeout_seconds
         self._messages = self._size = 0
 
     def put(self, payload: Payload) -> None:
@@ -38,6 +26,19 @@ class QueueChannel:
             self._size = size_of(payload)  # the same for all; asking JAX takes microseconds
         self._messages += 1
         self.queue.put(payload)
+
+    def get(self, what: str) -> Payload:
+        """Waits for the next payload; an error names it by `what`."""
+        try:
+            payload = self.queue.get(timeout=self._timeout_seconds)
+        except queue.Empty:
+            raise RunError(
+                f"{what} did not come within {self._timeout_seconds:.0f} seconds: "
+                "its sender is stuck"
+            ) from None
+        if payload is None:
+            raise Closed
+        return payload
 
     @property
     def sent(self) -> Sent:
@@ -58,20 +59,9 @@ class QueueChannels:
 
     def open(self, message: str, sender: int, receiver: int) -> QueueChannel:
         """The channel of one route; made before any worker runs."""
-        return self._channels.setdefault((message, sender, receiver), QueueChannel())
-
-    def get(self, source: QueueChannel, what: str) -> Payload:
-        """Waits for the next payload; an error names it by `what`."""
-        try:
-            payload = source.queue.get(timeout=self.timeout_seconds)
-        except queue.Empty:
-            raise RunError(
-                f"{what} did not come within {self.timeout_seconds:.0f} seconds: "
-                "its sender is stuck"
-            ) from None
-        if payload is None:
-            raise Closed
-        return payload
+        return self._channels.setdefault(
+            (message, sender, receiver), QueueChannel(self.timeout_seconds)
+        )
 
     def close(self) -> None:
         """Wakes all threads that wait."""

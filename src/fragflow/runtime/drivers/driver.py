@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fragflow.error_owner import GENERATED, judged
-from fragflow.errors import FragflowError
+from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.runtime.drivers.codegen import DriverSource, identifier
-from fragflow.runtime.drivers.traffic import Sent
-from fragflow.runtime.drivers.worker import Metrics, Worker
+from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.planning.instructions import Ask, Get, Keep, Put, Run, RunOutOfOrder
 from fragflow.runtime.programs.layout import on_host
+from fragflow.runtime.protocols import Made, Payload
+from fragflow.runtime.traffic import Sent
 
 
-class Driver:
+class ThreadDriver:
     """Runs iterations of one or several workers in the thread that calls it."""
+
+    replacements = restarts = 0
+    """a thread is not replaced"""
 
     def __init__(self, workers: Sequence[Worker], script: DriverSource | None):
         """Without `script`, the training loop of the only worker is one program."""
@@ -32,11 +36,12 @@ class Driver:
             lines = script.text.splitlines(keepends=True)
             linecache.cache[self._file] = (len(script.text), None, lines, self._file)
 
-    def run(self, start: int, count: int) -> Mapping[Worker, Metrics]:
-        """Runs iterations `start` to `start + count` and returns each worker's metrics."""
+    def run(self, start: int, count: int, answers: Mapping[str, Payload] | None = None) -> Made:
+        """Runs iterations `start` to `start + count`; messages go through channels alone."""
+        assert answers is None
         if self._script is None:
             (worker,) = self.workers.values()
-            metrics = {worker: worker.run_fused(start, count)}
+            metrics = {worker.name: worker.run_fused(start, count)}
         else:
             places = self._script.first.values()
             first = [self.workers[fragment].values[value] for fragment, value in places]
@@ -46,7 +51,7 @@ class Driver:
             for (fragment, value), array in zip(places, last, strict=True):
                 self.workers[fragment].values[value] = array
             metrics = {
-                worker: {
+                worker.name: {
                     stack.outside: [on_host(row) for row in rows]
                     for stack, rows in zip(worker.part.fragment.loop.stacks, lists, strict=True)
                 }
@@ -54,7 +59,12 @@ class Driver:
             }
         for worker in self.workers.values():
             worker.wait()
-        return metrics
+        return Made(metrics=metrics)
+
+    def stuck(self, seconds: float) -> EnvironmentFault | None:
+        """An error if the environments of a worker have not answered for `seconds`."""
+        pools = [worker.pool for worker in self.workers.values() if worker.pool is not None]
+        return next((fault for pool in pools if (fault := pool.stuck(seconds))), None)
 
     def error(self, cause: BaseException) -> FragflowError:
         """Makes an error that says what failed, and where."""

@@ -4,20 +4,27 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Generic, TypeVar
+
+GRACE_SECONDS = 5.0
+"""time that threads have to end by themselves"""
+POLL_SECONDS = 0.2
+"""short, so that the main thread reacts to Ctrl-C"""
+
+_Made = TypeVar("_Made")
 
 
-class JobThread:
+class JobThread(Generic[_Made]):
     """One thread, a daemon: an environment that never returns must not keep the process alive."""
 
     def __init__(self, name: str):
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._jobs: queue.SimpleQueue[tuple[Future[_Made], Callable[[], _Made]] | None]
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, job: Callable[[], _Made]) -> Future[_Made]:
+        future: Future[_Made] = Future()
         self._jobs.put((future, job))
         return future
 
@@ -35,22 +42,18 @@ class JobThread:
                 future.set_exception(error)
 
 
-POLL_SECONDS = 0.2
-"""short, so that the main thread reacts to Ctrl-C"""
-
-
-class Streams:
+class Streams(Generic[_Made]):
     """Runs `makers`, each in a thread of its own: `maker(iteration) -> result`."""
 
     def __init__(
         self,
         names: Sequence[str],
-        makers: Sequence[Callable[[int], Any]],
+        makers: Sequence[Callable[[int], _Made]],
         on_failure: Callable[[int, BaseException], None],
     ):
         """`on_failure` is called with every error, in the thread where it occurs."""
         self.begun = [0] * len(makers)
-        self.results: list[dict[int, Any]] = [{} for _ in makers]
+        self.results: list[dict[int, _Made]] = [{} for _ in makers]
         """by thread, the result of each iteration"""
         self._makers = makers
         self._on_failure = on_failure

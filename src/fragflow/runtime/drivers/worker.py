@@ -11,9 +11,8 @@ import numpy as np
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.graph.replicas.kinds import UNIFORM, varying
-from fragflow.runtime.drivers.channels import Channels
 from fragflow.runtime.host_environments.out_of_order_rollout import OutOfOrderRollout
-from fragflow.runtime.host_environments.pool import HostPool
+from fragflow.runtime.host_environments.pool import HostPool, WorkerPool
 from fragflow.runtime.planning.message_pieces import fan, incoming, is_sent, outgoing
 from fragflow.runtime.planning.plan import FragmentPlan
 from fragflow.runtime.planning.segments import HostCall
@@ -21,8 +20,7 @@ from fragflow.runtime.programs.compile import COUNT, ROOM, START, Executable
 from fragflow.runtime.programs.devices import processor_of
 from fragflow.runtime.programs.kernels_in_program import Computed
 from fragflow.runtime.programs.layout import Layout, kind_of, on_host
-
-Metrics = dict[Value, list[np.ndarray]]
+from fragflow.runtime.protocols import Channel, Channels, Metrics, Payload
 
 
 class Worker:
@@ -37,7 +35,7 @@ class Worker:
         programs: Sequence[Executable],
         values: dict[Value, jax.Array],
         channels: Channels,
-        pool: HostPool | None = None,
+        pool: WorkerPool | None = None,
     ):
         self.name = part.fragment.name
         self.part = part
@@ -130,7 +128,7 @@ class Worker:
     def out_of_order_rollout(self, index: int) -> OutOfOrderRollout:
         """Makes a function that takes this worker's environments through a loop out of order."""
         pool, first = self.pool, self.part.fragment.first
-        assert pool is not None, "only environments on the host run out of order"
+        assert isinstance(pool, HostPool), "only environments on the host run out of order"
         assert first is not None
         out_of_order = self.part.out_of_order[index]
         # A fragment's last programs are those of its loops that run out of order.
@@ -175,16 +173,16 @@ class Worker:
         """Makes a function that sends a message's pieces to all its receivers."""
         ends = fan(self._fdg, transfer)
         starts = _starts(outgoing(self._fdg, transfer))
-        routes: list[tuple[int, Callable[[Any], None], list[int | None]]] = []
+        routes: list[tuple[int, Callable[[Payload], None], list[int | None]]] = []
         for sender, receiver in ends.routes:
             if sender not in self.replicas:
                 continue
-            route = self._channels.open(transfer.name, sender, receiver)
+            channel = self._channels.open(transfer.name, sender, receiver)
             positions: list[int | None] = []
             for parcel, start in zip(transfer.parcels, starts, strict=True):
                 piece = receiver % ends.receivers if parcel.cut is not None else 0
                 positions.append(start + piece if is_sent(parcel, sender, ends) else None)
-            routes.append((self.replicas.index(sender), route.put, positions))
+            routes.append((self.replicas.index(sender), channel.put, positions))
         layout, is_group = self._layout, self._layout.replicas > 1
 
         def send(*values: Any) -> None:
@@ -196,11 +194,11 @@ class Worker:
 
     def receiver(self, transfer: Transfer) -> Callable[[], Sequence[Any]]:
         """Makes a function that waits for a message from all its senders; returns its pieces."""
-        routes: dict[int, list[Any]] = {}
+        channels: dict[int, list[Channel]] = {}
         for sender, receiver in fan(self._fdg, transfer).routes:
             if receiver in self.replicas:
-                route = self._channels.open(transfer.name, sender, receiver)
-                routes.setdefault(receiver, []).append(route)
+                channel = self._channels.open(transfer.name, sender, receiver)
+                channels.setdefault(receiver, []).append(channel)
         kinds = self._fdg.kinds[self.name]
         slots = [
             (kind_of(parcel.value, kinds), k, piece)
@@ -210,10 +208,10 @@ class Worker:
             for piece in range(len(names))
         ]
         what = f"message {transfer.name} of {transfer.source}"
-        layout, channels = self._layout, self._channels
+        layout = self._layout
 
         def receive() -> Sequence[Any]:
-            rows = [[channels.get(route, what) for route in row] for row in routes.values()]
+            rows = [[channel.get(what) for channel in row] for row in channels.values()]
             return [
                 layout.receive([row[piece][parcel] for row in rows], kind)
                 for kind, parcel, piece in slots

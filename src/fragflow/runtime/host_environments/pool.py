@@ -4,7 +4,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -19,6 +19,21 @@ from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.ir import FDG
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.runtime.host_environments.observation_bounds import Range
+
+
+class AnsweringPool(Protocol):
+    """Environments on the host, wherever they are, asked for their first observations."""
+
+    def call(self, method: str, *args: Any) -> Sequence[np.ndarray]: ...
+
+
+class WorkerPool(Protocol):
+    """The environments of one worker, in its process."""
+
+    def call(self, method: str, *args: Any) -> Sequence[np.ndarray]: ...
+    def waiting(self) -> contextlib.AbstractContextManager[None]: ...
+    def stuck(self, seconds: float) -> EnvironmentFault | None: ...
+    def close(self) -> None: ...
 
 
 def open_pools(fdg: FDG, workers: int = 1) -> dict[str, list["HostPool"]]:
@@ -54,7 +69,7 @@ def as_placed(
     return Host(environment, is_compiled=True) if policy.is_one_program and on_cpu else environment
 
 
-def close_pools(pools: Mapping[str, Sequence["HostPool"]]) -> None:
+def close_pools(pools: Mapping[str, Sequence[WorkerPool]]) -> None:
     """Closes all pools, even if closing one of them fails."""
     for group in pools.values():
         for pool in group:
@@ -62,7 +77,7 @@ def close_pools(pools: Mapping[str, Sequence["HostPool"]]) -> None:
                 pool.close()
 
 
-def answer_by(pools: Mapping[str, Sequence["HostPool"]]) -> Callable[..., Sequence[np.ndarray]]:
+def answer_by(pools: Mapping[str, Sequence[AnsweringPool]]) -> Callable[..., Sequence[np.ndarray]]:
     """Makes a function that answers calls for all environments at once, for the first state."""
 
     def answer(method: str, *args: Any) -> Sequence[np.ndarray]:

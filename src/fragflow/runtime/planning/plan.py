@@ -21,6 +21,7 @@ from fragflow.graph.ir import (
     walk,
 )
 from fragflow.graph.passes.dataflow import num_bytes
+from fragflow.runtime.planning.check_code import CodeSizes, check_code, check_messages
 from fragflow.runtime.planning.instructions import (
     Ask,
     Code,
@@ -106,9 +107,24 @@ class Plan:
 
 def make_plan(fdg: FDG, pack: bool = True) -> Plan:
     """Plans every fragment of a graph; `pack` collects a loop's outputs in few arrays."""
-    return Plan(
+    plan = Plan(
         parts={name: _part(fdg, fragment, pack) for name, fragment in fdg.fragments.items()}
     )
+    check_plan(plan)
+    return plan
+
+
+def check_plan(plan: Plan) -> None:
+    """Checks that instructions refer to what there is, loops nest, and all that is put is got."""
+    for name, part in plan.parts.items():
+        sizes = CodeSizes(
+            segments=len(part.segments),
+            rows=[len(loop.rows) for loop in part.loops],
+            host_calls=len(part.host_calls),
+            out_of_order=len(part.out_of_order),
+        )
+        check_code(name, part.code, sizes)
+    check_messages({name: part.code for name, part in plan.parts.items()})
 
 
 def _part(fdg: FDG, fragment: Fragment, pack: bool) -> FragmentPlan:

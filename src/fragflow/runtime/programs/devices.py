@@ -5,6 +5,7 @@ import functools
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,22 @@ _MAX_LOOP = 1024
 """bytes; the limit for small loops of JAX 0.10"""
 
 
-def deployment_here(
-    workers: int, learners: int, slots: Mapping[str, int] | None = None
+def deploy_here(
+    policy: Policy, workers: int, learners: int, slots: Mapping[str, int] | None = None
 ) -> Deployment:
-    """The deployment on this machine: its accelerator, and how many replicas have their own."""
-    return Deployment(
-        workers=workers, learners=learners, accelerator=accelerator(), slots=slots or places()
-    )
+    """The deployment on this machine: JAX has the devices, and its accelerator is known.
+
+    `slots` gives, by platform, the number of replicas with a place of their own; by default one per
+    accelerator.
+    """
+    asked = Deployment(workers=workers, learners=learners)
+    prepare_devices(policy, asked)
+    return as_here(asked, slots)
+
+
+def as_here(asked: Deployment, slots: Mapping[str, int] | None = None) -> Deployment:
+    """Adds this machine's accelerators; whether there are enough devices is not asked."""
+    return replace(asked, accelerator=accelerator(), slots=slots or places())
 
 
 def own_devices(policy: Policy, deployment: Deployment) -> int:
@@ -61,13 +71,10 @@ def compute_in_calling_thread() -> None:
 
 def prepare_devices(policy: Policy, deployment: Deployment) -> None:
     """Asks JAX for virtual CPU devices, if it has not started; raises if there are too few."""
-    keep_loops_apart()
+    set_up_xla(policy, deployment)
     needed = needed_devices(policy, deployment)
     if needed == 1:
         return
-    # A collective needs a thread per device at once: with few cores it would deadlock. XLA makes
-    # its threads when it starts, here or in worker processes.
-    os.environ.setdefault("NPROC", "16")
     is_first = not has_started()
     if is_first and needed <= MAX_VIRTUAL:
         jax.config.update("jax_num_cpu_devices", max(needed, num_cpu_devices()))
@@ -86,6 +93,14 @@ def prepare_devices(policy: Policy, deployment: Deployment) -> None:
             f"{len(jax.devices())}. Call ff.train before any other JAX function, or start Python "
             f"with JAX_NUM_CPU_DEVICES={needed}."
         )
+
+
+def set_up_xla(policy: Policy, deployment: Deployment) -> None:
+    """Sets the variables that XLA reads when it starts, here or in worker processes."""
+    keep_loops_apart()
+    if needed_devices(policy, deployment) > 1:
+        # A collective needs a thread per device at once: with few cores it would deadlock.
+        os.environ.setdefault("NPROC", "16")
 
 
 def shortage(policy: Policy, deployment: Deployment) -> str | None:

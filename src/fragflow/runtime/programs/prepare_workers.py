@@ -34,6 +34,11 @@ Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
 
+def no_progress(phase: str, done: int, total: int) -> None:
+    """Reports nothing."""
+    del phase, done, total
+
+
 def devices_for(fragment: Fragment) -> list[Any]:
     """The devices that a fragment's replicas run on."""
     available = jax.devices(fragment.device)[fragment.first_device :]
@@ -65,7 +70,7 @@ class Assembly:
         row_kinds: Mapping[Value, Kind] | None = None,
         implementations: Mapping[str, str] | None = None,
         compiler_options: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
+        progress: Progress = no_progress,
     ):
         """`state` holds the first value of every state leaf, `row_kinds` asks for blocks.
 
@@ -80,7 +85,7 @@ class Assembly:
         self._sources = sources
         self._row_kinds = row_kinds
         self._compiler_options = dict(compiler_options or {})
-        self._progress = progress or _no_progress
+        self._progress = progress
         self._layouts = {name: _layouts(part) for name, part in plan.parts.items()}
         self._compiled: dict[tuple[str, Any], list[Any]] = {}
         self._total = sum(
@@ -234,10 +239,6 @@ def _layouts(part: FragmentPlan) -> list[Layout]:
     if part.fragment.group:
         return [DeviceGroup(mesh=Mesh(np.array(devices), (REPLICA_AXIS,)))]
     return [OneDevice(device=device) for device in devices]
-
-
-def _no_progress(phase: str, done: int, total: int) -> None:
-    del phase, done, total
 
 
 def _device_key(layout: Layout) -> Any:

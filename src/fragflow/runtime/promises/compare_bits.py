@@ -20,9 +20,11 @@ from fragflow.graph.probe.relation_to_whole import distance
 from fragflow.graph.probe.stand_in_environment import host_answer
 from fragflow.graph.tracing.trace import Tracer, components_in
 from fragflow.policies.policy import Deployment, Place, Policy
-from fragflow.runtime.lockstep import LocalRuntime
+from fragflow.runtime.drivers.thread_workers import ThreadWorkers
+from fragflow.runtime.lockstep import LockstepRuntime
+from fragflow.runtime.planning.plan import make_plan
 from fragflow.runtime.programs.devices import accelerator, processor_of
-from fragflow.runtime.programs.prepare_workers import devices_for
+from fragflow.runtime.programs.prepare_workers import Assembly, devices_for
 from fragflow.runtime.promises.probe_cache import recall, remember
 from fragflow.runtime.promises.run_probe import key_of
 
@@ -60,7 +62,7 @@ def other_bits(
     """
     iterations = _iterations(int(sources["total_iterations"]))
     how = f"{is_deterministic} {sorted((implementations or {}).items())} {iterations}"
-    key = key_of(fdg, "bits", how, *_where(fdg))
+    key = key_of(fdg, "bits", how, *bits_depend_on(fdg))
     if key is not None and (recall(key) or {}).get("same") is True:
         return None
     parts = replace(
@@ -101,22 +103,27 @@ def _running(
     sources: Mapping[str, np.ndarray],
     is_deterministic: bool,
     implementations: Mapping[str, str] | None,
-) -> Iterator[LocalRuntime]:
-    runtime = LocalRuntime(
+) -> Iterator[LockstepRuntime]:
+    workers = ThreadWorkers(fdg, pools=_stand_ins(fdg))
+    assembly = Assembly(
         fdg,
+        make_plan(fdg),
         state,
         sources,
-        pools=_stand_ins(fdg),  # pyright: ignore[reportArgumentType]
         row_kinds=fdg.row_kinds if is_deterministic else None,
         implementations=implementations,
     )
+    workers.start(assembly)
+    runtime = LockstepRuntime(fdg, workers)
     try:
         yield runtime
     finally:
         runtime.close()
 
 
-def _difference(a: LocalRuntime, b: LocalRuntime, fdg: FDG, iteration: int) -> Difference | None:
+def _difference(
+    a: LockstepRuntime, b: LockstepRuntime, fdg: FDG, iteration: int
+) -> Difference | None:
     (made,), (others,) = a.run(iteration, 1), b.run(iteration, 1)
     state, other = a.state(), b.state()
     labels = fdg.program.labels
@@ -178,8 +185,8 @@ class _StandIn:
         with in_double():
             return [np.asarray(x) for x in self._answers[method](*map(np.asarray, args))]
 
-    def stuck(self, _seconds: float) -> None:
-        return None
+    def stuck(self, seconds: float) -> None:
+        del seconds
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -188,7 +195,7 @@ class _StandIn:
     def close(self) -> None: ...
 
 
-def _where(fdg: FDG) -> list[str]:
+def bits_depend_on(fdg: FDG) -> list[str]:
     """Processors and compiler settings, on which bits depend as well as on the programs."""
     whole = processor_of(jax.devices()[0])
     parts = [

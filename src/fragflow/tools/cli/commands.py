@@ -1,6 +1,6 @@
 """The commands' help texts and options."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from fragflow.tools.inputs.options import Option, OptionGroup
 
@@ -214,6 +214,9 @@ TRAIN = (
     ),
 )
 
+StageName = Literal["trace", "program", "kinds", "owners", "split", "messages", "fragments", "plan"]
+"""the compiler's stages, in the order in which they are made"""
+
 SHOW = (
     OptionGroup(title="experiment", summary="what to cut", options=EXPERIMENT),
     OptionGroup(
@@ -229,6 +232,14 @@ SHOW = (
                 kind=Literal["text", "mermaid", "json", "driver"],
                 default="text",
                 help="output format; driver prints the Python code that drives each thread",
+            ),
+            Option(
+                name="after",
+                kind=StageName | None,
+                metavar="STAGE",
+                help="print what the compiler has made after this stage: "
+                + ", ".join(get_args(StageName)),
+                shown_default="optional",
             ),
         ),
     ),

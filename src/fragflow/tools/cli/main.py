@@ -98,41 +98,41 @@ def _train(words: list[str]) -> int:
     )
     from fragflow.remote.launch.cluster import find_cluster
     from fragflow.tools.cli.signals import Interrupts
+    from fragflow.tools.experiment.compile import compile
     from fragflow.tools.experiment.run_directory import default_path
-    from fragflow.tools.experiment.train import train
-    from fragflow.tools.inputs.resolve import find_policy, parse_arguments, parse_wrappers
 
-    run_dir = values["run_dir"] or default_path(
-        values["algorithm"],
-        values["env"],
-        find_policy(values["policy"], values["env"]).name,
-        values["seed"],
-    )
-    same = ("num_envs", "total_steps", "seed", "policy", "sync", "first", "runtime")
-    more = (
-        "workers",
-        "learners",
-        "deterministic",
-        "optimise",
-        "probe",
-        "eval_every",
-        "eval_episodes",
-        "quiet",
-    )
     with Interrupts(_notice) as interrupts:
-        result = train(
+        compiled = compile(
             values["algorithm"],
             values["env"],
-            **{name: values[name] for name in (*same, *more)},
+            **_settings(values, hyper),
+            **{name: values[name] for name in ("total_steps", "seed", "runtime", "probe", "quiet")},
+            deterministic=values["deterministic"],
             cluster=find_cluster(values["cluster"], values["ray_address"]),
-            hyperparameters=hyper,
-            implementations=parse_arguments(values["implementation"], "--implementation"),
-            env_args=parse_arguments(values["env_arg"]),
-            wrap=parse_wrappers(values["wrap"]),
+        )
+        run_dir = values["run_dir"] or default_path(
+            values["algorithm"], values["env"], compiled.policy.name, values["seed"]
+        )
+        result = compiled.run(
             run_dir=run_dir,
+            **{name: values[name] for name in ("eval_every", "eval_episodes", "quiet")},
             stop=lambda: interrupts.stopped,
         )
     return interrupts.exit_code if result.interrupted else 0
+
+
+def _settings(values: Mapping[str, Any], hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `ff.compile` that training and showing have in common."""
+    from fragflow.tools.inputs.resolve import parse_arguments, parse_wrappers
+
+    same = ("num_envs", "policy", "sync", "first", "workers", "learners", "optimise")
+    return {
+        **{name: values[name] for name in same},
+        "hyperparameters": hyper,
+        "implementations": parse_arguments(values["implementation"], "--implementation"),
+        "env_args": parse_arguments(values["env_arg"]),
+        "wrap": parse_wrappers(values["wrap"]),
+    }
 
 
 def _notice() -> None:
@@ -144,45 +144,25 @@ def _notice() -> None:
 
 
 def _show(words: list[str]) -> int:
-    algorithm, values, hyper = _algorithm_options(
+    _, values, hyper = _algorithm_options(
         "show", "Print the fragments and messages that a policy makes of an algorithm.", SHOW, words
     )
-    from fragflow.run import Experiment, graph
-    from fragflow.runtime.planning.plan import make_plan
-    from fragflow.runtime.programs.devices import deployment_here, shortage
-    from fragflow.runtime.programs.implementations import pick
-    from fragflow.tools.inputs import resolve
+    from fragflow.tools.experiment.compile import compile, show_stage
 
-    policy = resolve.find_policy(values["policy"], values["env"], values["sync"], values["first"])
-    made = resolve.make_algorithm(algorithm, hyper)
-    given = values["num_envs"]
-    experiment = Experiment(
-        algorithm=made,
-        environment=_environment(values["env"], values),
-        num_envs=int(getattr(made, "default_num_envs", 16)) if given is None else given,
-        total_steps=1,
-    )
-    deployment = deployment_here(values["workers"], values["learners"])
-    on = bool(values["optimise"])
-    fdg = graph(experiment, policy, deployment, hoist=on, sink=on, coalesce=on)
-    if values["format"] == "driver":
-        from fragflow.runtime.drivers import codegen
-
-        text = codegen.render(fdg, make_plan(fdg))
-    else:
-        from fragflow.graph.show import render
-
-        asked = resolve.parse_arguments(values["implementation"], "--implementation")
-        picks = {
-            fragment: {name: way.text for name, way in chosen.items()}
-            for fragment, chosen in pick(make_plan(fdg), asked).items()
-        }
-        title = f"{values['algorithm']} on {values['env']}"
-        text = render(fdg, values["format"], title, picks)
-    print(text.rstrip("\n"))
-    reason = shortage(policy, deployment)
-    if reason is not None:
-        print(f"fragflow: threads of this machine cannot run this: {reason}", file=sys.stderr)
+    settings, after = _settings(values, hyper), values["after"]
+    if after is not None:
+        if values["format"] != "text":
+            raise ConfigError(f"--after {after} prints text: leave out --format {values['format']}")
+        print(show_stage(after, values["algorithm"], values["env"], **settings).rstrip("\n"))
+        return 0
+    compiled = compile(values["algorithm"], values["env"], **settings, elsewhere=True)
+    shown = compiled.driver() if values["format"] == "driver" else compiled.show(values["format"])
+    print(shown.rstrip("\n"))
+    if compiled.shortage is not None:
+        print(
+            f"fragflow: threads of this machine cannot run this: {compiled.shortage}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -199,9 +179,9 @@ def _eval(words: list[str]) -> int:
     from fragflow.tools.experiment.evaluate_agent import evaluator_for
     from fragflow.tools.experiment.gif import check_drawable, record
     from fragflow.tools.experiment.load import load
-    from fragflow.tools.experiment.train import require_whole
     from fragflow.tools.inputs.resolve import parse_arguments
     from fragflow.tools.inputs.trust import NotNamed
+    from fragflow.tools.inputs.values import require_whole
 
     require_whole("episodes", values["episodes"], 1)
     require_whole("seed", values["seed"], 0)
@@ -277,8 +257,8 @@ def _check(words: list[str]) -> int:
 def _check_twin(env: str, port: Any, values: dict[str, Any]) -> int:
     """Compares a port with its original."""
     from fragflow.tools.checks.compare_twin import TwinChecker
-    from fragflow.tools.experiment.train import require_whole
     from fragflow.tools.inputs import resolve
+    from fragflow.tools.inputs.values import require_whole
 
     name = values["state_map"]
     state_map = resolve.import_attribute("state map", name, ConfigError) if name else None

@@ -1,6 +1,7 @@
 """Options of the command line: typed, with help, from a table or from an algorithm's fields."""
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -8,7 +9,7 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -130,6 +131,21 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
+@contextlib.contextmanager
+def _wide_enough() -> Iterator[None]:
+    """A terminal of a width that help can be read in; tyro asks only this variable."""
+    before = os.environ.get("COLUMNS")
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("COLUMNS", None)
+        else:
+            os.environ["COLUMNS"] = before
+
+
 def parse(
     prog: str, summary: str, groups: Sequence[OptionGroup], words: Sequence[str]
 ) -> dict[str, Any]:
@@ -138,8 +154,6 @@ def parse(
 
     options = _unique(groups)
     words = _normalised(words)
-    if shutil.get_terminal_size().columns < NARROWEST and {"-h", "--help"} & set(words):
-        os.environ["COLUMNS"] = str(NARROWEST)
     for option in options.values():
         if option.is_repeatable:
             words = _gather_repeated(option.flag, words)
@@ -153,13 +167,14 @@ def parse(
     everything = dataclasses.make_dataclass("Options", kinds)
     everything.__doc__ = summary
     try:
-        parsed, rest = tyro.cli(
-            tyro.conf.OmitArgPrefixes[everything],
-            args=words,
-            prog=prog,
-            description=summary,
-            return_unknown_args=True,
-        )
+        with _wide_enough():
+            parsed, rest = tyro.cli(
+                tyro.conf.OmitArgPrefixes[everything],
+                args=words,
+                prog=prog,
+                description=summary,
+                return_unknown_args=True,
+            )
     except BadValue as error:
         raise ConfigError(str(error)) from error
     if rest:

@@ -4,7 +4,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from fragflow.errors import did_you_mean
+from fragflow.errors import ConfigError, did_you_mean
 
 Parser = Callable[[Sequence[str]], Any]
 
@@ -110,3 +110,12 @@ def _number(word: str) -> float:
 
 
 _SCALARS: dict[Any, Callable[[str], Any]] = {int: _whole, float: _number, str: str}
+
+
+def require_whole(name: str, value: Any, least: int) -> None:
+    """Refuses anything but a whole number of a size that JAX can take."""
+    most = 2**32 - 1 if name == "seed" else 2**31 - 1
+    if value is None and name in ("first", "num-envs", "eval-every"):
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{name} is {value!r}: expected a whole number from {least} to {most}")
