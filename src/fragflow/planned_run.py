@@ -10,7 +10,7 @@ from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.errors import ConfigError, PolicyError
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG
-from fragflow.graph.passes.split import Options
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.tracing.trace import Tracer, env_steps_per_iteration, tracer
 from fragflow.policies.policy import Deployment, Policy
 from fragflow.policies.synchronisation import LOCKSTEP, Asynchronous
@@ -42,7 +42,7 @@ class Execution:
     cluster: Cluster | None = None
     """where the ray runtime runs; by default a cluster of its own on this machine"""
     deterministic: bool = False
-    options: Options = field(default_factory=Options)
+    optimisations: Optimisations = ALL_OPTIMISATIONS
     implementations: Mapping[str, str] = field(default_factory=dict[str, str])
     """implementations of kernels that were asked for; by default the workers pick"""
     probe: bool = True
@@ -164,7 +164,7 @@ def text_of_stage(
     _check_numbers(experiment)
     source, local = _source(experiment, policy, deployment)
     how = {"deterministic": execution.deterministic}
-    return text_after(stage, source, policy, local, execution.options, **how)
+    return text_after(stage, source, policy, local, execution.optimisations, **how)
 
 
 def _source(
@@ -190,13 +190,15 @@ def _graph(
 ) -> Graph:
     source, deployment = _source(experiment, policy, deployment)
     total = experiment.num_envs
-    fdg = cut(source, policy, deployment, execution.options, deterministic=execution.deterministic)
+    fdg = cut(
+        source, policy, deployment, execution.optimisations, deterministic=execution.deterministic
+    )
     steps = env_steps_per_iteration(source.at(source.extent), total)
     refuse_no_steps(experiment, steps)
     return Graph(
         source=source,
         fdg=fdg,
-        plan=make_plan(fdg),
+        plan=make_plan(fdg, execution.optimisations),
         iterations=iterations_for(experiment.total_steps, steps),
         steps_per_iteration=steps,
     )

@@ -264,7 +264,9 @@ def _promise(
             sources,
             is_deterministic=execution.deterministic,
             implementations=execution.implementations,
+            optimisations=execution.optimisations,
         ),
+        execution.optimisations,
     )
     seconds = time.perf_counter() - began
     promise = Promise(trial=trial, equality=how_equal, seconds=seconds)
@@ -278,6 +280,7 @@ def _promise_key(planned: PlannedRun, graph: Graph) -> str | None:
     execution = planned.execution
     asked = sorted(execution.implementations.items())
     how = f"{execution.deterministic} {execution.probe} {asked} {graph.iterations}"
+    how += f" {execution.optimisations}"
     return key_of(graph.fdg, "promise", how, *bits_depend_on(graph.fdg))
 
 

@@ -95,7 +95,7 @@ def test_plain_progress(finished: Finished) -> None:
 def test_policy_does_not_change_what_is_learned() -> None:
     words = [*TINY, "--total-steps", "100", "--quiet"]
     assert main([*words, "--run-dir", "whole"]) == 0
-    in_parts = ("--policy", "single-learner-coarse", "--no-optimise")
+    in_parts = ("--policy", "single-learner-coarse", "--without", "hoist,sink,coalesce")
     assert main([*words, *in_parts, "--run-dir", "cut"]) == 0
     cut, whole = summary_of(Path("cut")), summary_of(Path("whole"))
     assert cut["params_sha256"] == whole["params_sha256"]

@@ -1,6 +1,7 @@
 """The heart: fragments give what plain jit gives, whatever the program and the cut."""
 
 import functools
+import random
 from typing import Any
 from unittest import mock
 
@@ -22,14 +23,14 @@ from compiler.random_programs import (
     steps,
 )
 from fragflow.graph.cut import cut
-from fragflow.graph.passes.split import Options
+from fragflow.graph.optimisations import OPTIMISATIONS, Optimisations
 from fragflow.graph.tracing.trace import SOURCES, init_function, iteration_function, tracer
 from fragflow.policies import Deployment, Place, Policy
 from fragflow.runtime.drivers.thread_workers import ThreadWorkers
 from fragflow.runtime.lockstep import LockstepRuntime
 from fragflow.runtime.planning.plan import make_plan
+from fragflow.runtime.planning.simulate import replicas_apart, simulate
 from fragflow.runtime.programs.prepare_workers import Assembly
-from runtime.simulate import record
 
 QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 """programs run once here, so time spent on optimising them is lost"""
@@ -77,20 +78,21 @@ def undivided(algorithm: RandomLoop) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def divided(
-    algorithm: RandomLoop, policy: Policy, options: Options
+    algorithm: RandomLoop, policy: Policy, optimisations: Optimisations
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """The same loop, cut by a policy and run by the local runtime."""
-    fdg = cut(tracer(algorithm, NoEnvironment(), NUM_ENVS), policy, Deployment(), options)
+    fdg = cut(tracer(algorithm, NoEnvironment(), NUM_ENVS), policy, Deployment(), optimisations)
     given_ = sources()
     leaves = jax.tree.leaves(first_state(algorithm.arithmetic))
     state = dict(zip((c.inside for c in fdg.program.loop.carries), leaves, strict=True))
-    plan = make_plan(fdg)
+    plan = make_plan(fdg, optimisations)
     workers = ThreadWorkers(fdg, stall_timeout_seconds=60)
     workers.start(Assembly(fdg, plan, state, given_, compiler_options=QUICK_COMPILE))
     runtime = LockstepRuntime(fdg, workers, stall_timeout_seconds=60)
     try:
-        for seed in (None, 1, 2):
-            record(fdg, plan, seed)
+        apart = replicas_apart(fdg, plan)
+        for seed in (1, 2, 3):
+            simulate(fdg, apart, ITERATIONS, choose=random.Random(seed).choice)
         rows = runtime.run(0, ITERATIONS)
         final = runtime.state()
     finally:
@@ -102,13 +104,13 @@ def divided(
 
 
 def compare(
-    program: tuple[Step, ...], policy: Policy, options: Options, arithmetic: Arithmetic
+    program: tuple[Step, ...], policy: Policy, optimisations: Optimisations, arithmetic: Arithmetic
 ) -> None:
     # Every component occurs, so that the policy has something to place.
     program = (*program, Step("component", (0, 1, 0)))
     algorithm = RandomLoop(program=program, arithmetic=arithmetic)
     expected, expected_metric = undivided(algorithm)
-    found, metric = divided(algorithm, policy, options)
+    found, metric = divided(algorithm, policy, optimisations)
     for a, b in zip([*expected, expected_metric], [*found, metric], strict=True):
         assert a.dtype == b.dtype
         if arithmetic is INTEGERS:
@@ -117,21 +119,21 @@ def compare(
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-OPTIONS = st.builds(Options, hoist=st.booleans(), sink=st.booleans(), coalesce=st.booleans())
+OPTIMISED = st.builds(Optimisations, **dict.fromkeys(OPTIMISATIONS, st.booleans()))
 
 
 @pytest.mark.timeout(1200)
-@given(steps(2), placements(), OPTIONS)
+@given(steps(2), placements(), OPTIMISED)
 @settings(max_examples=8)
-def test_integer_programs_are_exact(program, policy, options):
-    compare(program, policy, options, INTEGERS)
+def test_integer_programs_are_exact(program, policy, optimisations):
+    compare(program, policy, optimisations, INTEGERS)
 
 
 @pytest.mark.timeout(1200)
-@given(steps(1), placements(), OPTIONS)
+@given(steps(1), placements(), OPTIMISED)
 @settings(max_examples=8)
-def test_float_programs_agree_to_rounding(program, policy, options):
-    compare(program, policy, options, FLOATS)
+def test_float_programs_agree_to_rounding(program, policy, optimisations):
+    compare(program, policy, optimisations, FLOATS)
 
 
 def test_one_buffer_as_two_operands_of_a_component():
@@ -142,11 +144,11 @@ def test_one_buffer_as_two_operands_of_a_component():
         name="together",
         places=(Place(name="all", components=(), optional=("a", "b", "c", "d")),),
     )
-    compare(program, together, Options(), INTEGERS)
+    compare(program, together, Optimisations(), INTEGERS)
 
 
 @pytest.mark.slow
-@given(steps(2), placements(), OPTIONS)
+@given(steps(2), placements(), OPTIMISED)
 @settings(max_examples=3000)
-def test_integer_programs_are_exact_thousands(program, policy, options):
-    compare(program, policy, options, INTEGERS)
+def test_integer_programs_are_exact_thousands(program, policy, optimisations):
+    compare(program, policy, optimisations, INTEGERS)

@@ -7,11 +7,11 @@ import pytest
 from equivalence.common import ONE_LEARNER, REPLICATED, digest, relative_error
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
-from fragflow.graph.passes.split import Options
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.policies import named_policy
 from fragflow.run import Experiment, Outcome, run
 
-UNOPTIMISED = Options(hoist=False, sink=False, coalesce=False)
+UNOPTIMISED = Optimisations(hoist=False, sink=False, coalesce=False)
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def train(
     *,
     num_envs: int = 64,
     hidden: tuple[int, ...] = (64, 64),
-    options: Options | None = None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
     deterministic: bool = False,
     iterations: int = 3,
     slots: tuple[tuple[str, int], ...] = (),
@@ -38,31 +38,31 @@ def train(
         experiment,
         named_policy(policy),
         workers=workers,
-        options=options,
+        optimisations=optimisations,
         deterministic=deterministic,
         slots=dict(slots) or None,
     )
 
 
 QUICK = [
-    *(("single-learner-coarse", workers, None) for workers in (1, 2)),
-    *((policy, 2, None) for policy in ONE_LEARNER[1:]),
-    *((policy, 1, None) for policy in ("multi-learner", "central")),
+    *(("single-learner-coarse", workers, ALL_OPTIMISATIONS) for workers in (1, 2)),
+    *((policy, 2, ALL_OPTIMISATIONS) for policy in ONE_LEARNER[1:]),
+    *((policy, 1, ALL_OPTIMISATIONS) for policy in ("multi-learner", "central")),
     ("single-learner-coarse", 2, UNOPTIMISED),
     ("central", 1, UNOPTIMISED),
 ]
 SLOW = [
-    ("single-learner-coarse", 4, None),
-    *((policy, workers, None) for policy in ONE_LEARNER[1:] for workers in (1, 4)),
+    ("single-learner-coarse", 4, ALL_OPTIMISATIONS),
+    *((policy, workers, ALL_OPTIMISATIONS) for policy in ONE_LEARNER[1:] for workers in (1, 4)),
     *((policy, 2, UNOPTIMISED) for policy in ONE_LEARNER[1:]),
 ]
 SAME_BITS = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
-@pytest.mark.parametrize(("policy", "workers", "options"), SAME_BITS)
-def test_replicated_actors_and_environments_give_the_same_bits(policy, workers, options):
+@pytest.mark.parametrize(("policy", "workers", "optimisations"), SAME_BITS)
+def test_replicated_actors_and_environments_give_the_same_bits(policy, workers, optimisations):
     fused = train("gpu-only", 1)
-    cut = train(policy, workers, options=options)
+    cut = train(policy, workers, optimisations=optimisations)
     assert cut.start.programs > 1
     assert cut.messages > 0
     assert cut.bytes_moved > 0

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fragflow.graph.ir import Carry, Stack, Transfer, Value, walk
+from fragflow.graph.optimisations import Optimisations
 from fragflow.graph.passes.collectives import as_sends_and_receives, with_collectives
 from fragflow.graph.passes.dataflow import FREE, dataflow
 from fragflow.graph.passes.minimum_cut import minimum_cut
 from fragflow.graph.passes.optimise import coalesce, unhoist
 from fragflow.graph.passes.place_glue import colour
-from fragflow.graph.passes.split import Options, insert_transfers
+from fragflow.graph.passes.split import insert_transfers
 from fragflow.graph.replicas.kinds import UNIFORM, Kind, partial, varying
 from fragflow.policies.policy import Over
 from graph.small import (
@@ -24,7 +25,7 @@ from graph.small import (
     written,
 )
 
-ALL = Options()
+ALL = Optimisations()
 
 # dataflow: the makers and readers of values, seen through loops
 

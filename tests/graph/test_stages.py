@@ -9,12 +9,12 @@ import pytest
 from fragflow.errors import GraphError, StageError
 from fragflow.graph.check_stages import check_stage
 from fragflow.graph.cut import cut, stages
-from fragflow.graph.ir import Loop, Op, Send, Transfer
+from fragflow.graph.ir import Loop, Op, Receive, Send, Stack, Transfer
 from fragflow.graph.replicas.kinds import varying
 from fragflow.graph.stages import STAGES
 from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
-from fragflow.runtime.planning.instructions import Enter, Get, Put, Repeat, Run
+from fragflow.runtime.planning.instructions import Enter, Get, Keep, Put, Repeat, Run
 from fragflow.runtime.planning.plan import Plan, check_plan, make_plan
 from graph.toy import Drift, Toy
 
@@ -176,6 +176,11 @@ def test_every_leaf_of_the_state_is_kept(made: Mapping[str, Any]):
     refused(with_split(made, keepers={}), "no fragment keeps final:params.unused")
 
 
+def test_every_metric_is_reported_by_a_fragment(made: Mapping[str, Any]):
+    keepers = {v: k for v, k in made["split"].split.keepers.items() if v != "metric:reward"}
+    refused(with_split(made, keepers=keepers), "no fragment keeps metric:reward")
+
+
 # messages
 
 
@@ -221,23 +226,50 @@ def test_values_of_a_message_are_in_the_order_made(made: Mapping[str, Any]):
 # fragments
 
 
-def with_fragment(made: Mapping[str, Any], name: str, keep: Any) -> Any:
-    """The graph in which fragment `name` has only those nodes, outside of loops, that `keep`."""
+def with_fragment(made: Mapping[str, Any], name: str, change: Any) -> Any:
+    """The graph in which fragment `name` has other nodes: what `change` makes of each."""
+
+    def block(nodes: Any) -> Any:
+        for node in nodes:
+            is_loop = isinstance(node, Loop)
+            yield from change(replace(node, body=tuple(block(node.body))) if is_loop else node)
+
     fdg = made["fragments"].fdg
     fragment = fdg.fragments[name]
-    body = tuple(node for node in fragment.loop.body if keep(node))
-    part = replace(fragment, loop=replace(fragment.loop, body=body))
+    part = replace(fragment, loop=replace(fragment.loop, body=tuple(block(fragment.loop.body))))
     return replace(made["fragments"], fdg=replace(fdg, fragments={**fdg.fragments, name: part}))
 
 
 def test_a_fragment_has_what_it_reads(made: Mapping[str, Any]):
-    stage = with_fragment(made, "learner", lambda n: not isinstance(n, Op))
+    stage = with_fragment(made, "learner", lambda n: [] if isinstance(n, Op) else [n])
     refused(stage, r"fragment learner begins loop 10 without 9\.0")
 
 
 def test_a_message_is_sent_and_received(made: Mapping[str, Any]):
-    stage = with_fragment(made, "environment", lambda n: not isinstance(n, Send))
-    refused(stage, "message environment>learner#3 occurs 0 times in environment")
+    stage = with_fragment(made, "environment", lambda n: [] if isinstance(n, Send) else [n])
+    refused(stage, "message environment>learner#2 occurs 0 times in environment")
+
+
+def test_messages_are_sent_and_received_in_one_order(made: Mapping[str, Any]):
+    other = {"environment>learner#2": "environment>learner#3"}
+    other |= {after: before for before, after in other.items()}
+
+    def renamed(node: Any) -> Any:
+        is_one = isinstance(node, Receive) and node.transfer.name in other
+        transfer = replace(node.transfer, name=other[node.transfer.name]) if is_one else None
+        return [Receive(transfer=transfer) if transfer else node]
+
+    refused(
+        with_fragment(made, "learner", renamed),
+        r"environment sends \[.*#2', .*#3'\], learner receives \[.*#3', .*#2'\]",
+    )
+
+
+def test_a_fragment_has_no_messages_that_are_neither_sent_nor_received(made: Mapping[str, Any]):
+    stage = with_fragment(
+        made, "learner", lambda n: [n.transfer] if isinstance(n, Receive | Send) else [n]
+    )
+    refused(stage, "fragment learner neither sends nor receives learner>environment#1")
 
 
 # plan
@@ -262,6 +294,19 @@ def test_instructions_refer_to_what_there_is(plan: Plan):
         "learner",
         lambda code: [replace(c, loop=1) if isinstance(c, Enter) else c for c in code],
         "instruction 1 of learner, Enter, refers to loop 1 of 1",
+    )
+
+
+def test_a_row_is_kept_within_its_loop(plan: Plan):
+    part = plan.parts["learner"]
+    rows = (Stack(element="answer", outside="answers"),)
+    loops = tuple(replace(loop, rows=rows) for loop in part.loops)
+    parts = {**plan.parts, "learner": replace(part, loops=loops)}
+    broken(
+        replace(plan, parts=parts),
+        "learner",
+        lambda code: [Keep(0, 0), *code],
+        "instruction 0 of learner, Keep, is outside of loop 0",
     )
 
 

@@ -112,10 +112,12 @@ def test_the_same_to_rounding_with_replicated_learners(workers):
 
 
 def test_the_same_without_optimisations_and_uncompiled():
-    from fragflow.graph.passes.split import Options
+    from fragflow.graph.optimisations import Optimisations
 
     plain = train(
-        "single-learner-fine", 2, options=Options(hoist=False, sink=False, coalesce=False)
+        "single-learner-fine",
+        2,
+        optimisations=Optimisations(hoist=False, sink=False, coalesce=False),
     )
     np.testing.assert_array_equal(params(plain), params(alone()))
     eager = train("single-learner-coarse", runtime="eager")

@@ -202,7 +202,7 @@ class TestEnvpool:
         )
         fdg = plan_run(experiment, replace(named_policy(COARSE), first=3), Deployment()).fdg
         assert "the first 3 of them that have answered" in show.render(fdg, "text")
-        assert "turn_" in render(fdg, make_plan(fdg))
+        assert "run_out_of_order(" in render(fdg, make_plan(fdg))
         assert "the first that answer: actor, environment.step" in render(fdg, make_plan(fdg))
 
 

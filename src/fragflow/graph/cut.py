@@ -10,11 +10,12 @@ from fragflow.graph.check import check_fragments, refuse_host_in_one_program
 from fragflow.graph.check_stages import check_stage
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Fragment, Loop, Op, Program, Value, walk
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.passes.collectives import as_sends_and_receives, transfers_in, with_collectives
 from fragflow.graph.passes.dataflow import dataflow
 from fragflow.graph.passes.optimise import coalesce, unhoist
 from fragflow.graph.passes.place_glue import colour
-from fragflow.graph.passes.split import Options, Split, insert_transfers, project, split
+from fragflow.graph.passes.split import Split, insert_transfers, project, split
 from fragflow.graph.replicas.analysis import NO_AXES, Axes, analyse_replicas, axes_of, extent_of
 from fragflow.graph.replicas.one_environment_each import check_stands_for
 from fragflow.graph.stages import (
@@ -40,7 +41,7 @@ def cut(
     source: Tracer,
     policy: Policy,
     deployment: Deployment,
-    options: Options | None = None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
     *,
     deterministic: bool = False,
     on_stage: Callable[[Stage], None] | None = None,
@@ -49,7 +50,7 @@ def cut(
 
     `deterministic` prepares canonical blocks: every component is visible, and traced for a block.
     """
-    made = stages(source, policy, deployment, options, deterministic=deterministic)
+    made = stages(source, policy, deployment, optimisations, deterministic=deterministic)
     for stage in made:
         if on_stage is not None:
             on_stage(stage)
@@ -62,12 +63,12 @@ def stages(
     source: Tracer,
     policy: Policy,
     deployment: Deployment,
-    options: Options | None = None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
     *,
     deterministic: bool = False,
 ) -> Iterator[Stage]:
     """The stages of a cut, each checked; none is made before it is asked for."""
-    passes = _passes(source, policy, deployment, options or Options(), deterministic)
+    passes = _passes(source, policy, deployment, optimisations, deterministic)
     for stage in passes:
         check_stage(stage)
         yield stage
@@ -77,7 +78,7 @@ def _passes(
     source: Tracer,
     policy: Policy,
     deployment: Deployment,
-    options: Options,
+    optimisations: Optimisations,
     deterministic: bool,
 ) -> Iterator[Stage]:
     # The fragments, and the components they own.
@@ -107,19 +108,19 @@ def _passes(
     # The fragment of each operation, and the messages that follow.
     owners = colour(program, flow, placed, holders.__getitem__, held.views(row_kinds))
     yield OwnersStage(program=program, flow=flow, owners=owners, fragments=names)
-    decided = split(program, flow, owners, names, options)
+    decided = split(program, flow, owners, names, optimisations)
     yield SplitStage(program=program, split=decided)
-    loop = _with_transfers(program, decided, names, options)
+    loop = _with_transfers(program, decided, names, optimisations)
 
     # The fragments, each checked to compute its part of the whole.
-    known = check_fragments(held, _parts(loop, names, decided, options), row_kinds)
+    known = check_fragments(held, _parts(loop, names, decided, optimisations), row_kinds)
     unproven = _unproven(placed, axes)
     for axis in axes.all():
         if unproven and axis.is_stood_for:
             check_stands_for(source, axis)
     loop = with_collectives(loop, placed, lambda p: known[p.over])
     yield MessagesStage(program=program, split=decided, loop=loop)
-    parts = _parts(loop, names, decided, options)
+    parts = _parts(loop, names, decided, optimisations)
     fdg = FDG(
         policy=policy.name,
         program=program,
@@ -177,16 +178,18 @@ def _extents(
 
 
 def _with_transfers(
-    program: Program, decided: Split, names: Sequence[str], options: Options
+    program: Program, decided: Split, names: Sequence[str], optimisations: Optimisations
 ) -> Loop:
-    loop = insert_transfers(program, decided, names, options)
-    if not options.hoist:
+    loop = insert_transfers(program, decided, names, optimisations)
+    if not optimisations.hoist:
         loop = unhoist(loop, decided)
-    return coalesce(loop, decided) if options.coalesce else loop
+    return coalesce(loop, decided) if optimisations.coalesce else loop
 
 
-def _parts(loop: Loop, names: Sequence[str], decided: Split, options: Options) -> dict[str, Loop]:
-    return {name: project(loop, name, decided, options) for name in names}
+def _parts(
+    loop: Loop, names: Sequence[str], decided: Split, optimisations: Optimisations
+) -> dict[str, Loop]:
+    return {name: project(loop, name, decided, optimisations) for name in names}
 
 
 def _fragment(placed: Placed, program: Program, part: Loop) -> Fragment:

@@ -24,19 +24,8 @@ from fragflow.graph.ir import (
     Value,
     walk,
 )
+from fragflow.graph.optimisations import Optimisations
 from fragflow.graph.passes.dataflow import FREE, Dataflow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Optimisations of the graph; each can be switched off, and changes no result."""
-
-    hoist: bool = True
-    """send a value once, before a loop that only reads it"""
-    sink: bool = True
-    """send a value once, after a loop that only collects it"""
-    coalesce: bool = True
-    """send values that go the same way at the same time as one message"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +44,7 @@ def split(
     flow: Dataflow,
     owners: Mapping[str, str],
     fragments: Sequence[str],
-    options: Options,
+    optimisations: Optimisations,
 ) -> Split:
     """Decides where every value lives and which fragments need it."""
     homes = _homes(program, flow, owners)
@@ -76,7 +65,7 @@ def split(
         while size != (size := sum(map(len, needs.values()))):
             for node in reversed(nodes):
                 for name in fragments:
-                    _add_needs(node, name, needs, homes, owners, options)
+                    _add_needs(node, name, needs, homes, owners, optimisations)
 
     close_needs()
     for carry in program.loop.carries:
@@ -116,7 +105,7 @@ def _add_needs(
     needs: dict[str, set[Value]],
     homes: Mapping[Value, str],
     owners: Mapping[str, str],
-    options: Options,
+    optimisations: Optimisations,
 ) -> None:
     mine = needs[name]
     match node:
@@ -133,11 +122,11 @@ def _add_needs(
                 if slice_.inside in mine:
                     mine.add(slice_.outside)
             for stack in node.stacks:
-                if stack.outside in mine and not _is_sunk(stack, name, mine, homes, options):
+                if stack.outside in mine and not _is_sunk(stack, name, mine, homes, optimisations):
                     mine.add(stack.element)
                 wanted = any(
                     stack.outside in needs[other]
-                    and _is_sunk(stack, other, needs[other], homes, options)
+                    and _is_sunk(stack, other, needs[other], homes, optimisations)
                     for other in needs
                 )
                 if homes[stack.element] == name and wanted:
@@ -151,11 +140,11 @@ def _is_sunk(
     name: str,
     mine: set[Value] | frozenset[Value],
     homes: Mapping[Value, str],
-    options: Options,
+    optimisations: Optimisations,
 ) -> bool:
     """True if `name` gets the collected output after the loop, rather than its elements within."""
     at_home = homes[stack.element] in (name, FREE)
-    return options.sink and not at_home and stack.element not in mine
+    return optimisations.sink and not at_home and stack.element not in mine
 
 
 def keeps(
@@ -173,16 +162,18 @@ def keeps(
     return home == name and any(carry.final in values for values in needs.values())
 
 
-def collects(stack: Stack, name: str, split_: Split, options: Options, wanted: bool) -> bool:
+def collects(
+    stack: Stack, name: str, split_: Split, optimisations: Optimisations, wanted: bool
+) -> bool:
     """True if `name` collects this output in its own loop."""
     mine = split_.needs[name]
-    if stack.outside in mine and not _is_sunk(stack, name, mine, split_.homes, options):
+    if stack.outside in mine and not _is_sunk(stack, name, mine, split_.homes, optimisations):
         return True
     return wanted and split_.homes[stack.element] == name
 
 
 def insert_transfers(
-    program: Program, split_: Split, fragments: Sequence[str], options: Options
+    program: Program, split_: Split, fragments: Sequence[str], optimisations: Optimisations
 ) -> Loop:
     """The program with a `Transfer` after each value that another fragment needs."""
 
@@ -219,7 +210,7 @@ def insert_transfers(
                         for name in fragments:
                             needed = stack.outside in split_.needs[name]
                             if needed and _is_sunk(
-                                stack, name, split_.needs[name], split_.homes, options
+                                stack, name, split_.needs[name], split_.homes, optimisations
                             ):
                                 out.append(_transfer(home, name, stack.outside))
                 case _:
@@ -234,7 +225,7 @@ def _transfer(source: str, target: str, value: Value) -> Transfer:
     return Transfer(name="", source=source, target=target, parcels=(parcel,))
 
 
-def project(loop: Loop, name: str, split_: Split, options: Options) -> Loop:
+def project(loop: Loop, name: str, split_: Split, optimisations: Optimisations) -> Loop:
     """The part of the program that fragment `name` runs."""
     mine = split_.needs[name]
     sunk_elsewhere = {
@@ -283,7 +274,7 @@ def project(loop: Loop, name: str, split_: Split, options: Options) -> Loop:
                 if (is_outermost and split_.keepers[s.outside] == name)
                 or (
                     not is_outermost
-                    and collects(s, name, split_, options, s.outside in sunk_elsewhere)
+                    and collects(s, name, split_, optimisations, s.outside in sunk_elsewhere)
                 )
             ),
             body=block(node.body),

@@ -31,6 +31,7 @@ from fragflow.remote.protocol.join_group import Membership
 from fragflow.remote.transport.endpoint import Address
 from fragflow.remote.transport.mailbox import Route
 from fragflow.runtime.drivers.codegen import DriverSource
+from fragflow.runtime.drivers.recorder import TimedEvent
 from fragflow.runtime.planning.instructions import (
     Ask,
     Enter,
@@ -44,6 +45,7 @@ from fragflow.runtime.planning.instructions import (
 from fragflow.runtime.planning.out_of_order_loop import OutOfOrderLoop
 from fragflow.runtime.planning.plan import FragmentPlan, LoopPlan
 from fragflow.runtime.planning.segments import HostCall, Segment
+from fragflow.runtime.planning.simulate import Event
 from fragflow.runtime.programs.kernels_in_program import Computed
 from fragflow.runtime.protocols import Metrics
 from fragflow.runtime.traffic import Sent
@@ -93,6 +95,8 @@ class Job:
     """processes that are replaced when they are lost"""
     resume: Mapping[int, int] | None = None
     """by route, messages sent or taken before the iteration that a replacement begins with"""
+    is_recorded: bool = False
+    """asks for the events of this process, which the request "events" returns"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +138,8 @@ CODEC = Codec(
             Route,
             Address,
             Recipe,
+            Event,
+            TimedEvent,
         ),
         *(FDG, Program, Fragment, Extent, Loop, Carry, Slice, Stack, Transfer, Parcel, Constant),
         *(Kind, Tag, FragmentPlan, LoopPlan, Segment, HostCall, OutOfOrderLoop, DriverSource),

@@ -40,6 +40,7 @@ from fragflow.remote.worker.recovery_points import RecoveryPoints
 from fragflow.runtime.asynchrony.async_driver import AsyncDriver, SlotChannels
 from fragflow.runtime.drivers.channels import Closed
 from fragflow.runtime.drivers.driver import ThreadDriver
+from fragflow.runtime.drivers.recorder import Recorder, TimedEvent
 from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.host_environments.pool import HostPool
 from fragflow.runtime.programs.devices import compute_in_calling_thread
@@ -60,6 +61,7 @@ class WorkerProcess:
         self.pools: dict[str, HostPool] = {}
         self.channels: SocketChannels | None = None
         self.driver: ThreadDriver | AsyncDriver | None = None
+        self.recorder: Recorder | None = None
         self.timeout_seconds = 120.0
         self.recovery_points: RecoveryPoints | None = None
         self._moves: Moves = queue.SimpleQueue()
@@ -115,6 +117,7 @@ class WorkerProcess:
             "preload": self._preload,
             "run": self._run,
             "state": self._state,
+            "events": self._events,
         }
         while (request := self._next_request()) is not None:
             word, content = request
@@ -179,7 +182,8 @@ class WorkerProcess:
             )
         channels: Channels = self.channels or slots
         workers = [self._worker(job, part_job, channels) for part_job in job.part_jobs]
-        driver = ThreadDriver(workers, job.script)
+        self.recorder = Recorder() if job.is_recorded else None
+        driver = ThreadDriver(workers, job.script, self.recorder)
         if self.channels is not None and job.me in job.expendable:
             self.recovery_points = RecoveryPoints(job, driver, self.channels, self._answer)
         is_asynchronous = job.fdg.server is not None
@@ -242,6 +246,10 @@ class WorkerProcess:
             for name, worker in self.driver.workers.items()
         }
         return state, self._sent()
+
+    def _events(self, _content: None) -> list[TimedEvent]:
+        """The events so far, of a job that is recorded."""
+        return [] if self.recorder is None else self.recorder.events
 
     def _sent(self) -> Sent:
         """The traffic of this process so far."""

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from fragflow.graph.ir import FDG
 from fragflow.runtime.drivers.codegen import DriverSource, fragments_by_thread, generate
+from fragflow.runtime.drivers.interleave import in_turn, thread_order
 from fragflow.runtime.planning.plan import Plan
+from fragflow.runtime.planning.simulate import ThreadCode, thread_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +43,14 @@ def _worker_specs(plan: Plan, name: str, divide_groups: bool) -> list[WorkerSpec
         return [WorkerSpec(fragment=name, index=0, count=1, replicas=replicas)]
     count = fragment.replicas
     return [WorkerSpec(fragment=name, index=r, count=count, replicas=(r,)) for r in range(count)]
+
+
+def thread_codes(fdg: FDG, plan: Plan, divide_groups: bool = False) -> tuple[ThreadCode, ...]:
+    """All that each driver's thread does in an iteration, to be simulated."""
+    codes: list[ThreadCode] = []
+    for specs, _ in assign_workers(fdg, plan, divide_groups):
+        replicas = {spec.fragment: spec.replicas for spec in specs}
+        steps = in_turn(thread_order(fdg, plan, list(replicas)))
+        order = ((step.fragment, step.instruction) for step in steps)
+        codes.append(thread_code(fdg, plan, replicas, order))
+    return tuple(codes)

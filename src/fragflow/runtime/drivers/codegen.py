@@ -1,14 +1,31 @@
 """Writes the Python function that drives the fragments of one thread.
 
-Values become local variables, compiled programs calls, loops `for` statements, and a message
-between two fragments of the thread an assignment: at run time nothing is looked up or decided.
+Values become local variables named after what they hold, compiled programs calls, loops `for`
+statements, and a message between two fragments of the thread an assignment: at run time nothing is
+looked up or decided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fragflow.graph.ir import FDG, Value
-from fragflow.runtime.drivers.interleave import Block, DriverStep, ProgramOrder, SharedLoop, merged
+from fragflow.graph.ir import FDG, Transfer, Value
+from fragflow.runtime.drivers.interleave import Block, DriverStep, SharedLoop, thread_order
+from fragflow.runtime.drivers.source_lines import (
+    Group,
+    Part,
+    Slot,
+    Statement,
+    filled_in,
+    lines_of,
+)
+from fragflow.runtime.drivers.variable_names import (
+    LONGEST_PREFIX,
+    Key,
+    component_words,
+    unique_names,
+    value_words,
+    words_for,
+)
 from fragflow.runtime.planning.instructions import (
     Ask,
     Get,
@@ -53,7 +70,7 @@ def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
     Fragments of one replica on one device take turns: separate threads would only cost time. If
     messages are late, fragments work at the same time, and each has its own thread.
     """
-    if fdg.delays:
+    if fdg.delays or not plan.optimisations.share_threads:
         return tuple((name,) for name in fdg.fragments)
     single = [f for f in fdg.fragments.values() if f.replicas == 1]
     together = [f.name for f in single if not plan.parts[f.name].fused]
@@ -65,12 +82,9 @@ def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
 
 def generate(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> DriverSource:
     """Generates the source of one thread, which drives `fragments`."""
-    codes = {name: part.code for name, part in plan.parts.items()}
-    loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
-    order = ProgramOrder([t.name for t in fdg.transfers], codes, loop_names)
-    block = merged({f: codes[f] for f in fragments}, loop_names, order)
-    writer = _Writer(fdg, {f: plan.parts[f] for f in fragments})
-    return writer.script(block)
+    parts = {f: plan.parts[f] for f in fragments}
+    writer = _Writer(fdg, parts, value_words(fdg, parts))
+    return writer.script(thread_order(fdg, plan, fragments))
 
 
 def render(fdg: FDG, plan: Plan) -> str:
@@ -93,52 +107,85 @@ def identifier(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A statement in its place."""
+
+    statement: Statement
+    depth: int
+    comment: str = ""
+    doing: tuple[str, Work | Message] | None = None
+
+
 @dataclass(slots=True)
 class _Writer:
     fdg: FDG
     parts: Mapping[str, FragmentPlan]
-    lines: list[str] = field(default_factory=list)
-    functions: dict[str, tuple[str, Work | Message]] = field(default_factory=dict)
-    numbers: dict[str, str] = field(default_factory=dict)
-    doing: dict[int, tuple[str, Work | Message]] = field(default_factory=dict)
-    steps: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
-    rows: dict[str, tuple[str, Value]] = field(default_factory=dict)
-    row_numbers: dict[tuple[str, int], str] = field(default_factory=dict)
-    variables: dict[tuple[str, Value], str] = field(default_factory=dict)
-    messages: int = 0
-    """within the thread"""
+    words: Mapping[Value, str]
+    """by value, what it is"""
+    body: list[_Written] = field(default_factory=list)
+    templates: dict[Key, str] = field(default_factory=dict)
+    """by what has a name in the source, how it is made (`unique_names`)"""
+    variables: dict[tuple[str, Value], Slot] = field(default_factory=dict)
+    functions: dict[Slot, tuple[str, Work | Message]] = field(default_factory=dict)
+    numbers: dict[Slot, str] = field(default_factory=dict)
+    steps: dict[Slot, list[tuple[str, int]]] = field(default_factory=dict)
+    rows: dict[Slot, tuple[str, Value]] = field(default_factory=dict)
+    row_numbers: dict[tuple[str, int], Slot] = field(default_factory=dict)
+    handed: list[tuple[Slot, Slot]] = field(default_factory=list)
+    """of each message within the thread, the variables for the number of times and the arrays"""
 
     def script(self, block: Block) -> DriverSource:
-        body = self._body(block)
+        kept = {f: self._lists(f) for f in self.parts}
+        self._body(block, kept)
         first = {
-            variable: (fragment, value)
-            for (fragment, value), variable in self.variables.items()
+            slot: (fragment, value)
+            for (fragment, value), slot in self.variables.items()
             if value in self._known_before(fragment)
         }
-        kept = {
-            f: [f"{identifier(f)}_kept_{k}" for k, _ in enumerate(part.fragment.loop.stacks)]
-            for f, part in self.parts.items()
-        }
-        head = [
-            "def drive(first, start, count):",
-            f"    ({''.join(f'{variable}, ' for variable in first)}) = first",
-            *(f"    {variable} = []" for names in kept.values() for variable in names),
-            *(f"    times_{k}, message_{k} = 0, ()" for k in range(self.messages)),
-            "    for index in range(start, start + count):",
+        lists = [Group(tuple(slots), "[]") for slots in kept.values()]
+        handed = tuple(_tuple(pair) for pair in self.handed)
+        script = [
+            _Written(("def drive(first, start, count):",), 0),
+            _Written((_bare(tuple(first)), " = first"), 1),
+            *(_Written((slot, " = []"), 1) for slots in kept.values() for slot in slots),
+            *(_Written((times, ", ", message, " = 0, ()"), 1) for times, message in self.handed),
+            _Written(("for index in range(start, start + count):",), 1),
+            *self.body,
+            _Written(
+                ("return ", _bare((_tuple(lists), _tuple(tuple(first)), _tuple(handed)))),
+                1,
+            ),
         ]
-        results = "".join(f"[{', '.join(names)}], " for names in kept.values())
-        handed = "".join(f"(times_{k}, message_{k}), " for k in range(self.messages))
-        tail = [f"    return ({results}), ({''.join(f'{v}, ' for v in first)}), ({handed})"]
+        reserved = {"drive", "first", "start", "count", "index"}
+        reserved |= {_spread(fragment) for fragment in self.parts}
+        names: dict[Hashable, str] = {**unique_names(self.templates, reserved)}
+        lines: list[str] = []
+        doing: dict[int, tuple[str, Work | Message]] = {}
+        for written in script:
+            statement = tuple(filled_in(part, names) for part in written.statement)
+            made = lines_of(statement, written.depth, written.comment)
+            if written.doing is not None:
+                doing |= {len(lines) + 1 + k: written.doing for k in range(len(made))}
+            lines += made
         return DriverSource(
-            text="\n".join([*head, *(f"        {line}" for line in body), *tail, ""]),
+            text="\n".join([*lines, ""]),
             fragments=tuple(self.parts),
-            functions=self.functions,
-            numbers=self.numbers,
-            doing={number + len(head): what for number, what in self.doing.items()},
-            first=first,
-            steps=self.steps,
-            rows=self.rows,
+            functions={names[slot.key]: what for slot, what in self.functions.items()},
+            numbers={names[slot.key]: fragment for slot, fragment in self.numbers.items()},
+            doing=doing,
+            first={names[slot.key]: place for slot, place in first.items()},
+            steps={names[slot.key]: loops for slot, loops in self.steps.items()},
+            rows={names[slot.key]: place for slot, place in self.rows.items()},
         )
+
+    def _lists(self, fragment: str) -> list[Slot]:
+        """The lists in which a fragment keeps what its iterations return."""
+        stacks = self.parts[fragment].fragment.loop.stacks
+        return [
+            self._named((fragment, ("kept", stack.outside)), "kept_{}" + self._word(stack.outside))
+            for stack in stacks
+        ]
 
     def _known_before(self, fragment: str) -> set[Value]:
         """The values that a fragment has before its first iteration."""
@@ -148,21 +195,20 @@ class _Writer:
             known |= {carry.init, carry.inside}
         return known
 
-    def _body(self, block: Block) -> list[str]:
+    def _body(self, block: Block, kept: Mapping[str, Sequence[Slot]]) -> None:
         for fragment, part in self.parts.items():
             counter = part.fragment.loop.counter
             if counter is not None:
-                number = f"number_{len(self.numbers)}"
+                number = self._named((fragment, "number"), "place_{}number")
                 self.numbers[number] = fragment
-                self._add(0, f"{self._name(fragment, counter)} = {number}(index)")
+                self._add(0, self._variable(fragment, counter), " = ", number, "(index)")
         self._block(block, 0)
         for fragment, part in self.parts.items():
             loop = part.fragment.loop
-            for k, stack in enumerate(loop.stacks):
-                kept = f"{identifier(fragment)}_kept_{k}"
-                self._add(0, f"{kept}.append({self._name(fragment, stack.element)})")
+            for slot, stack in zip(kept[fragment], loop.stacks, strict=True):
+                element = self._variable(fragment, stack.element)
+                self._add(0, slot, ".append", Group((element,)))
             self._assign(fragment, [(c.inside, c.next) for c in loop.carries], 0)
-        return self.lines
 
     def _block(self, block: Block, depth: int) -> None:
         for item in block:
@@ -176,58 +222,81 @@ class _Writer:
         for fragment, plan in plans.items():
             self._assign(fragment, plan.entry, depth)
             for row in plan.rows:
-                function = f"rows_{len(self.rows)}_{identifier(fragment)}"
+                word = self._word(row.outside)
+                function = self._named((fragment, ("room", row.outside)), "room_for_{}" + word)
                 self.rows[function] = (fragment, row.outside)
-                self._add(depth, f"{self._name(fragment, row.outside)} = {function}()")
+                self._add(depth, self._variable(fragment, row.outside), " = ", function, "()")
         number = len(self.steps)
-        steps, row_number = f"steps_{number}", f"row_{number}"
+        steps = self._named(("", ("steps", number)), "steps")
+        row_number = self._named(("", ("row", number)), "row")
         self.steps[steps] = list(shared.loops.items())
         self.row_numbers |= dict.fromkeys(shared.loops.items(), row_number)
-        counters = ", ".join(self._name(f, plan.counter) for f, plan in plans.items())
-        self._add(depth, f"for {row_number}, {counters} in {steps}:")
+        counters = [self._variable(f, plan.counter) for f, plan in plans.items()]
+        self._add(depth, "for ", _bare((row_number, *counters)), " in ", steps, ":")
         self._block(shared.body, depth + 1)
         for fragment, plan in plans.items():
             self._assign(fragment, plan.step, depth + 1)
         for fragment, plan in plans.items():
             self._assign(fragment, plan.exit, depth)
             for row in plan.rows if self.parts[fragment].fragment.group else ():
-                name = self._name(fragment, row.outside)
-                self._add(depth, f"{name} = spread_{identifier(fragment)}({name})")
+                rows = self._variable(fragment, row.outside)
+                self._add(depth, rows, " = ", _spread(fragment), Group((rows,)))
 
     def _step(self, step: DriverStep, depth: int) -> None:
         fragment, instruction = step.fragment, step.instruction
+        part = self.parts[fragment]
         match instruction:
             case Run():
-                segment = self.parts[fragment].segments[instruction.segment]
-                line = self._call(step, "run", segment.outputs, segment.inputs)
+                segment = part.segments[instruction.segment]
+                verb = "run_{}" + component_words(segment.components)
+                line = self._call(step, verb, segment.outputs, segment.inputs)
             case Ask():
-                call = self.parts[fragment].host_calls[instruction.call]
-                line = self._call(step, "ask", call.outputs, call.inputs)
+                call = part.host_calls[instruction.call]
+                verb = "ask_{}" + words_for(call.method)
+                line = self._call(step, verb, call.outputs, call.inputs)
             case RunOutOfOrder():
-                out_of_order = self.parts[fragment].out_of_order[instruction.out_of_order]
-                line = self._call(step, "turn", out_of_order.outputs, out_of_order.inputs)
+                loop = part.out_of_order[instruction.out_of_order]
+                line = self._call(step, "run_{}out_of_order", loop.outputs, loop.inputs)
             case Keep():
-                stack = self.parts[fragment].loops[instruction.loop].rows[instruction.row]
+                stack = part.loops[instruction.loop].rows[instruction.row]
                 row = self.row_numbers[fragment, instruction.loop]
-                line = f"{self._name(fragment, stack.outside)}[{row}] = "
-                line += self._name(fragment, stack.element)
+                rows = self._variable(fragment, stack.outside)
+                element = Group((self._variable(fragment, stack.element),), is_bare=True)
+                line = (rows, "[", row, "] = ", element)
             case Put():
-                if instruction.transfer.target in self.parts:
+                transfer = instruction.transfer
+                if transfer.target in self.parts:
                     return  # the receiving fragment's instruction assigns it
-                line = self._call(step, "send", (), _flat(outgoing(self.fdg, instruction.transfer)))
+                verb = f"send_{self._number(transfer)}_to_{_owner(transfer.target)}"
+                line = self._call(step, verb, (), _flat(outgoing(self.fdg, transfer)))
             case Get():
                 transfer = instruction.transfer
                 targets = _flat(incoming(self.fdg, transfer))
                 if transfer.source in self.parts:
-                    sources = _flat(outgoing(self.fdg, transfer))
-                    self._add(depth, f"times_{self.messages} += 1")
-                    line = f"{self._tuple(fragment, targets)} = message_{self.messages} = "
-                    line += self._tuple(transfer.source, sources)
-                    self.messages += 1
+                    line = self._hand_over(fragment, transfer, targets, depth)
                 else:
-                    line = self._call(step, "receive", targets, ())
-        self._add(depth, f"{line}  # {self._comment(fragment, instruction)}")
-        self.doing[len(self.lines)] = (fragment, instruction)
+                    verb = f"receive_{self._number(transfer)}_from_{_owner(transfer.source)}"
+                    line = self._call(step, verb, targets, ())
+        self.body.append(
+            _Written(line, depth + 2, self._comment(fragment, instruction), (fragment, instruction))
+        )
+
+    def _hand_over(
+        self, fragment: str, transfer: Transfer, targets: Sequence[Value], depth: int
+    ) -> Statement:
+        """Counts a message within the thread; the assignment that delivers it."""
+        number = self._number(transfer)
+        times = self._named(("", ("times", transfer.name)), f"times_{number}")
+        message = self._named(("", ("message", transfer.name)), f"message_{number}")
+        self.handed.append((times, message))
+        self._add(depth, times, " += 1")
+        sources = self._variables(transfer.source, _flat(outgoing(self.fdg, transfer)))
+        received = self._variables(fragment, targets)
+        return (_bare(received), " = ", message, " = ", _bare(sources))
+
+    def _number(self, transfer: Transfer) -> int:
+        """The number of a message, as in its name."""
+        return [t.name for t in self.fdg.transfers].index(transfer.name) + 1
 
     def _comment(self, fragment: str, instruction: Work | Message) -> str:
         match instruction:
@@ -246,28 +315,57 @@ class _Writer:
                 return f"message {transfer.name}"
 
     def _call(
-        self, step: DriverStep, verb: str, outputs: Sequence[Value | None], inputs: Sequence[Value]
-    ) -> str:
-        function = f"{verb}_{len(self.functions)}_{identifier(step.fragment)}"
+        self,
+        step: DriverStep,
+        verb: str,
+        outputs: Sequence[Value | None],
+        inputs: Sequence[Value],
+    ) -> Statement:
+        function = self._named((step.fragment, step.instruction), verb)
         self.functions[function] = (step.fragment, step.instruction)
-        arguments = ", ".join(self._name(step.fragment, v) for v in inputs)
-        call = f"{function}({arguments})"
-        return f"{self._tuple(step.fragment, outputs)} = {call}" if outputs else call
+        call = (function, Group(self._variables(step.fragment, inputs)))
+        if not outputs:
+            return call
+        return (_bare(self._variables(step.fragment, outputs)), " = ", *call)
 
     def _assign(self, fragment: str, pairs: Sequence[tuple[Value, Value]], depth: int) -> None:
         pairs = [(target, source) for target, source in pairs if target != source]
         if pairs:
-            targets, sources = zip(*pairs, strict=True)
-            left, right = self._tuple(fragment, targets), self._tuple(fragment, sources)
-            self._add(depth, f"{left} = {right}")
+            left, right = (self._variables(fragment, side) for side in zip(*pairs, strict=True))
+            is_tuple = len(pairs) > 1
+            sides = [Group(side, is_tuple=is_tuple, is_bare=True) for side in (left, right)]
+            self._add(depth, sides[0], " = ", sides[1])
 
-    def _tuple(self, fragment: str, values: Sequence[Value | None]) -> str:
-        names = ("_" if v is None else self._name(fragment, v) for v in values)
-        return "(" + "".join(f"{name}, " for name in names) + ")"
+    def _variables(self, fragment: str, values: Sequence[Value | None]) -> tuple[Part, ...]:
+        return tuple("_" if v is None else self._variable(fragment, v) for v in values)
 
-    def _name(self, fragment: str, value: Value) -> str:
-        variable = f"{identifier(fragment)}_v{len(self.variables)}"
-        return self.variables.setdefault((fragment, value), variable)
+    def _variable(self, fragment: str, value: Value) -> Slot:
+        slot = self._named((fragment, value), "{}" + self._word(value))
+        return self.variables.setdefault((fragment, value), slot)
 
-    def _add(self, depth: int, line: str) -> None:
-        self.lines.append("    " * depth + line)
+    def _word(self, value: Value) -> str:
+        return self.words.get(value, "value")
+
+    def _named(self, key: Key, template: str) -> Slot:
+        self.templates.setdefault(key, template)
+        return Slot(key)
+
+    def _add(self, depth: int, *statement: Part) -> None:
+        self.body.append(_Written(statement, depth + 2))
+
+
+def _owner(fragment: str) -> str:
+    return words_for(fragment, LONGEST_PREFIX) or "fragment"
+
+
+def _spread(fragment: str) -> str:
+    """The function that makes rows of the host a value of a group."""
+    return f"spread_{identifier(fragment)}"
+
+
+def _tuple(items: Sequence[Part]) -> Group:
+    return Group(tuple(items), is_tuple=True)
+
+
+def _bare(items: Sequence[Part]) -> Group:
+    return Group(tuple(items), is_tuple=True, is_bare=True)

@@ -8,6 +8,7 @@ from typing import Any
 from fragflow.error_owner import GENERATED, judged
 from fragflow.errors import EnvironmentFault, FragflowError
 from fragflow.runtime.drivers.codegen import DriverSource, identifier
+from fragflow.runtime.drivers.recorder import Recorder
 from fragflow.runtime.drivers.worker import Worker
 from fragflow.runtime.planning.instructions import Ask, Get, Keep, Put, Run, RunOutOfOrder
 from fragflow.runtime.programs.layout import on_host
@@ -21,15 +22,27 @@ class ThreadDriver:
     replacements = restarts = 0
     """a thread is not replaced"""
 
-    def __init__(self, workers: Sequence[Worker], script: DriverSource | None):
-        """Without `script`, the training loop of the only worker is one program."""
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        script: DriverSource | None,
+        recorder: Recorder | None = None,
+    ):
+        """Without `script`, the training loop of the only worker is one program.
+
+        Only with a `recorder` events are noted, and without it nothing is slower.
+        """
         self.workers = {worker.name: worker for worker in workers}
         self.sent = Sent()
         """between its workers"""
+        self.recorder = recorder
         self._script = script
         if script is not None:
             self._file = f"{GENERATED}{', '.join(self.workers)}>"
             scope = self._bound(script)
+            if recorder is not None:
+                replicas = {name: worker.replicas for name, worker in self.workers.items()}
+                scope = recorder.watched(scope, script, replicas)
             exec(compile(script.text, self._file, "exec"), scope)
             self._drive = scope["drive"]
             # Tracebacks show the generated lines.

@@ -4,10 +4,11 @@ Every fragment's instructions follow the order of the one program that they were
 all of them together: a message is then sent before a fragment of the same thread waits for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fragflow.graph.ir import FDG
 from fragflow.runtime.planning.instructions import (
     Ask,
     Code,
@@ -22,6 +23,7 @@ from fragflow.runtime.planning.instructions import (
     RunOutOfOrder,
     Work,
 )
+from fragflow.runtime.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,24 @@ class ProgramOrder:
         if isinstance(item, _Nest):
             return (self._of_loop[item.name], 0) if item.name in self._of_loop else None
         return self._of_message[item.transfer.name], 1 if isinstance(item, Put) else 2
+
+
+def thread_order(fdg: FDG, plan: Plan, fragments: Sequence[str]) -> Block:
+    """Merges the instructions of the fragments that one thread drives."""
+    codes = {name: part.code for name, part in plan.parts.items()}
+    loop_names = {name: [loop.counter for loop in p.loops] for name, p in plan.parts.items()}
+    order = ProgramOrder([t.name for t in fdg.transfers], codes, loop_names)
+    return merged({f: codes[f] for f in fragments}, loop_names, order)
+
+
+def in_turn(block: Block) -> Iterator[DriverStep]:
+    """All steps of an iteration, through every loop, one after the other."""
+    for item in block:
+        if isinstance(item, SharedLoop):
+            for _ in range(item.length):
+                yield from in_turn(item.body)
+        else:
+            yield item
 
 
 def merged(

@@ -73,9 +73,6 @@ Instruction: TypeAlias = Work | Message | Enter | Repeat
 Code: TypeAlias = tuple[Instruction, ...]
 
 
-Replica: TypeAlias = tuple[str, int]
-
-
 def routes(sources: int, targets: int, crossed: bool = False) -> tuple[tuple[int, int], ...]:
     """The (sending, receiving) replicas of a message."""
     if crossed:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fragflow.graph.analyses.out_of_order_check import host_steps
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import Fragment, Loop, Node, Value
+from fragflow.graph.optimisations import Optimisations
 from fragflow.runtime.planning.segments import HostCall, Segment, defines_of, reads_of
 
 
@@ -27,7 +28,9 @@ class OutOfOrderLoop:
         return (self.before, self.after)
 
 
-def plan_out_of_order(fragment: Fragment, loop: Loop) -> OutOfOrderLoop:
+def plan_out_of_order(
+    fragment: Fragment, loop: Loop, optimisations: Optimisations
+) -> OutOfOrderLoop:
     """Cuts `loop` at its step of the environments."""
     (op,) = host_steps(loop.body)
     assert fragment.first is not None
@@ -43,7 +46,7 @@ def plan_out_of_order(fragment: Fragment, loop: Loop) -> OutOfOrderLoop:
             nodes=tuple(nodes),
             inputs=tuple(reads_of(nodes)),
             outputs=tuple(v for v in defines_of(nodes) if v in wanted),
-            is_repeated=True,
+            is_small=optimisations.small_programs,
             extent=first,
         )
 

@@ -20,6 +20,7 @@ from fragflow.graph.ir import (
     is_host_call,
     walk,
 )
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.passes.dataflow import num_bytes
 from fragflow.runtime.planning.check_code import CodeSizes, check_code, check_messages
 from fragflow.runtime.planning.instructions import (
@@ -103,12 +104,14 @@ class Plan:
     """A graph ready to be run."""
 
     parts: Mapping[str, FragmentPlan]
+    optimisations: Optimisations = ALL_OPTIMISATIONS
 
 
-def make_plan(fdg: FDG, pack: bool = True) -> Plan:
-    """Plans every fragment of a graph; `pack` collects a loop's outputs in few arrays."""
+def make_plan(fdg: FDG, optimisations: Optimisations = ALL_OPTIMISATIONS) -> Plan:
+    """Plans every fragment of a graph."""
     plan = Plan(
-        parts={name: _part(fdg, fragment, pack) for name, fragment in fdg.fragments.items()}
+        parts={name: _part(fdg, f, optimisations) for name, f in fdg.fragments.items()},
+        optimisations=optimisations,
     )
     check_plan(plan)
     return plan
@@ -127,19 +130,19 @@ def check_plan(plan: Plan) -> None:
     check_messages({name: part.code for name, part in plan.parts.items()})
 
 
-def _part(fdg: FDG, fragment: Fragment, pack: bool) -> FragmentPlan:
-    large = large_state(fdg, fragment)
-    if is_compilable(fragment.loop):
+def _part(fdg: FDG, fragment: Fragment, optimisations: Optimisations) -> FragmentPlan:
+    large = large_state(fdg, fragment) if optimisations.donate else {}
+    if optimisations.whole_chunks and is_compilable(fragment.loop):
         return FragmentPlan(
             fragment=fragment, segments=(), loops=(), code=(), fused=True, in_place=frozenset(large)
         )
-    planner = _Planner(fdg, fragment)
+    planner = _Planner(fdg, fragment, optimisations)
     planner.block(fragment.loop.body)
     planner.flush()
     draft = planner.draft()
-    if pack:
+    if optimisations.pack:
         pack_rows(draft, fdg.program.avals[fragment.extent])
-    segments = _finished(draft, large)
+    segments = _finished(draft, large, optimisations)
     return FragmentPlan(
         fragment=fragment,
         segments=(
@@ -159,12 +162,13 @@ def _part(fdg: FDG, fragment: Fragment, pack: bool) -> FragmentPlan:
 class _Planner:
     """Walks a fragment's program once, gathering compute nodes into segments."""
 
-    def __init__(self, fdg: FDG, fragment: Fragment):
+    def __init__(self, fdg: FDG, fragment: Fragment, optimisations: Optimisations):
         self.code: list[Instruction] = []
         self.loops: list[LoopPlan] = []
         self.host_calls: list[HostCall] = []
         self.out_of_order: list[OutOfOrderLoop] = []
         self._fdg = fdg
+        self._optimisations = optimisations
         self._fragment = fragment
         self._avals = fdg.program.avals[fragment.extent]
         self._pending: list[Node | RuntimeOp] = []
@@ -203,7 +207,7 @@ class _Planner:
         self.host_calls.append(call)
 
     def _turn(self, loop: Loop) -> None:
-        out_of_order = plan_out_of_order(self._fragment, loop)
+        out_of_order = plan_out_of_order(self._fragment, loop, self._optimisations)
         self._shell_reads |= set(out_of_order.inputs)
         self.flush()
         self.code.append(RunOutOfOrder(len(self.out_of_order)))
@@ -249,8 +253,9 @@ class _Planner:
             v for n in walk(loop.body) if isinstance(n, Op) and is_host_call(n) for v in n.outputs
         }
         made |= {c.inside for c in loop.carries if c.next in made}
-        rows = tuple(s for s in loop.stacks if s.element in made)
-        stacks = [s for s in loop.stacks if s.element not in made]
+        is_kept = self._optimisations.host_rows
+        rows = tuple(s for s in loop.stacks if is_kept and s.element in made)
+        stacks = [s for s in loop.stacks if s not in rows]
         for stack in stacks:
             buffer = self._avals[stack.outside]
             self._pending.append(
@@ -321,7 +326,9 @@ class _Planner:
         )
 
 
-def _finished(draft: PlanDraft, large: Mapping[Value, Value]) -> tuple[Segment, ...]:
+def _finished(
+    draft: PlanDraft, large: Mapping[Value, Value], optimisations: Optimisations
+) -> tuple[Segment, ...]:
     """Makes segments with their inputs and outputs, once all readers are known.
 
     A segment writes into a value of `large` if it is the only reader and makes the next value.
@@ -348,8 +355,8 @@ def _finished(draft: PlanDraft, large: Mapping[Value, Value]) -> tuple[Segment, 
                 nodes=tuple(nodes),
                 inputs=tuple(reads[i]),
                 outputs=tuple(v for v in defines[i] if v in elsewhere or v in updated),
-                donated=frozenset(updated | written),
-                is_repeated=i in repeated,
+                donated=frozenset(updated | written if optimisations.donate else ()),
+                is_small=optimisations.small_programs and i in repeated,
             )
         )
     return tuple(finished)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fragflow.errors import ConfigError, unknown
 from fragflow.graph.cut import stages
 from fragflow.graph.ir import FDG, Transfer, Value
-from fragflow.graph.passes.split import Options
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.print_stages import names_in, print_stage
 from fragflow.graph.print_trace import INDENT, in_lines
 from fragflow.graph.show import fragment_label
@@ -37,18 +37,18 @@ def text_after(
     source: Tracer,
     policy: Policy,
     deployment: Deployment,
-    options: Options | None = None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
     *,
     deterministic: bool = False,
 ) -> str:
     """The text of the stage `name`; those after it are not made, and refuse nothing."""
     if name not in STAGE_NAMES:
         raise ConfigError(unknown("stage", name, STAGE_NAMES))
-    for stage in stages(source, policy, deployment, options, deterministic=deterministic):
+    for stage in stages(source, policy, deployment, optimisations, deterministic=deterministic):
         if stage.name == name:
             return print_stage(stage)
         if isinstance(stage, FragmentsStage):
-            return print_plan(stage.fdg, make_plan(stage.fdg))
+            return print_plan(stage.fdg, make_plan(stage.fdg, optimisations))
     raise AssertionError("the graph is the last stage before the plan")
 
 

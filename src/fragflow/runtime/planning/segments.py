@@ -28,8 +28,8 @@ class Segment:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     donated: frozenset[Value] = frozenset()
-    is_repeated: bool = False
-    """runs at every step of a loop, so that the cost of a call matters"""
+    is_small: bool = False
+    """runs at every step of a loop: what it costs to start it matters more than what it computes"""
     extent: Extent | None = None
     """extent that it is compiled for; None: the fragment's"""
 

@@ -121,7 +121,7 @@ def segment_function(
         evaluate(segment.nodes, env, replace(context, inline=inline))
         return env
 
-    is_small = segment.is_repeated and layout.platform == "cpu"
+    is_small = segment.is_small and layout.platform == "cpu"
     return SegmentFunction(
         body=body,
         inputs=segment.inputs,

@@ -15,6 +15,7 @@ from fragflow.api.host import Host, HostEnvironment
 from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.cut import cut
 from fragflow.graph.ir import FDG
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.probe.double_precision import compiled, in_double
 from fragflow.graph.probe.relation_to_whole import distance
 from fragflow.graph.probe.stand_in_environment import host_answer
@@ -54,14 +55,17 @@ def other_bits(
     *,
     is_deterministic: bool,
     implementations: Mapping[str, str] | None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
 ) -> Difference | None:
     """Finds the first leaf of state or metrics whose bits are not those of the undivided program.
 
-    Programs, sizes and precision are those of the run. A stand-in plays environments on the host,
-    all together: the self-test compares rollouts out of order, component by component.
+    Programs, sizes and precision are those of the run; the undivided program is optimised. A
+    stand-in plays environments on the host, all together: the self-test compares rollouts out of
+    order, component by component.
     """
     iterations = _iterations(int(sources["total_iterations"]))
     how = f"{is_deterministic} {sorted((implementations or {}).items())} {iterations}"
+    how += f" {optimisations}"
     key = key_of(fdg, "bits", how, *bits_depend_on(fdg))
     if key is not None and (recall(key) or {}).get("same") is True:
         return None
@@ -70,7 +74,7 @@ def other_bits(
     )
     whole = _undivided(source, is_deterministic)
     how_run = (state, sources, is_deterministic, implementations)
-    with _running(parts, *how_run) as a, _running(whole, *how_run) as b:
+    with _running(parts, *how_run, optimisations) as a, _running(whole, *how_run) as b:
         for iteration in iterations:
             found = _difference(a, b, fdg, iteration)
             if found is not None:
@@ -103,11 +107,12 @@ def _running(
     sources: Mapping[str, np.ndarray],
     is_deterministic: bool,
     implementations: Mapping[str, str] | None,
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
 ) -> Iterator[LockstepRuntime]:
     workers = ThreadWorkers(fdg, pools=_stand_ins(fdg))
     assembly = Assembly(
         fdg,
-        make_plan(fdg),
+        make_plan(fdg, optimisations),
         state,
         sources,
         row_kinds=fdg.row_kinds if is_deterministic else None,

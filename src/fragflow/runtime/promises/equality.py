@@ -9,6 +9,7 @@ from fragflow.api.host import HostEnvironment
 from fragflow.graph.analyses.replaceable import host_of
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, REDUCTIONS, Fragment
+from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.probe.probe import is_divided
 from fragflow.graph.tracing.trace import Tracer
 from fragflow.runtime.observer import Observer
@@ -33,13 +34,15 @@ def equality(
     observer: Observer,
     promise: Tried,
     other_bits: Callable[[], Difference | None],
+    optimisations: Optimisations = ALL_OPTIMISATIONS,
 ) -> str:
     """Describes the run's relation to one undivided program: the claim, as far as it was tried.
 
     `other_bits` compares all bits with those of the undivided program, and returns the difference.
     """
     claimed = _claimed(fdg, source, deterministic, observer)
-    if claimed != "bitwise" or not _is_cut(fdg):
+    is_in_parts = _is_cut(fdg) or not optimisations.whole_chunks
+    if claimed != "bitwise" or not is_in_parts:
         return with_figures(claimed, promise)
     if not promise.wanted or (promise.divided and promise.verdict is None):
         why = promise.text if promise.divided else SWITCHED_OFF.text

@@ -2,6 +2,7 @@
 
 from typing import Literal, get_args
 
+from fragflow.graph.optimisations import OPTIMISATIONS
 from fragflow.tools.inputs.options import Option, OptionGroup
 
 HELP = """\
@@ -109,10 +110,12 @@ DEPLOYMENT = (
         is_repeatable=True,
     ),
     Option(
-        name="optimise",
-        kind=bool,
-        default=True,
-        help="send less between fragments; changes no result",
+        name="without",
+        kind=tuple[str, ...],
+        metavar="NAMES",
+        default=(),
+        help=f"optimisations to leave out: {', '.join(OPTIMISATIONS)}, or all; changes no result",
+        shown_default="default: none",
     ),
 )
 

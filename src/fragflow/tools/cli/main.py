@@ -125,7 +125,7 @@ def _settings(values: Mapping[str, Any], hyper: Mapping[str, Any]) -> dict[str, 
     """The settings of `ff.compile` that training and showing have in common."""
     from fragflow.tools.inputs.resolve import parse_arguments, parse_wrappers
 
-    same = ("num_envs", "policy", "sync", "first", "workers", "learners", "optimise")
+    same = ("num_envs", "policy", "sync", "first", "workers", "learners", "without")
     return {
         **{name: values[name] for name in same},
         "hyperparameters": hyper,

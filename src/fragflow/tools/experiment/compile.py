@@ -1,7 +1,7 @@
 """`ff.compile`: an algorithm, an environment and a policy become a graph that can run."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -242,7 +242,7 @@ def compile(
     workers: int = 1,
     learners: int = 1,
     deterministic: bool = False,
-    optimise: bool = True,
+    without: str | Sequence[str] = (),
     probe: bool = True,
     implementations: Mapping[str, str] | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
@@ -272,7 +272,7 @@ def compile(
         workers: replicas of fragments with environments.
         learners: replicas of fragments that learn, in policies that have several.
         deterministic: the same bits for any number of workers, at some cost in speed.
-        optimise: join and move messages.
+        without: optimisations to leave out, as in "pack,donate", or "all".
         probe: compare what replicas compute with the undivided program, before a run.
         implementations: how kernels are computed, as in `{"discounted_sums": "xla"}`.
         hyperparameters: replace those of the algorithm.
@@ -306,7 +306,7 @@ def compile(
         workers=workers,
         learners=learners,
         deterministic=deterministic,
-        optimise=optimise,
+        without=without,
         probe=probe,
         implementations=implementations,
         hyperparameters=hyperparameters,

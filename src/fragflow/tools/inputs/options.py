@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 from fragflow.errors import ConfigError, did_you_mean
 from fragflow.tools.inputs.values import is_expressible, metavar_for, parser_for
+from fragflow.tools.inputs.without import renewed
 
 NOT_IN_A_FILE = ("config", "trust_config")
 """options of the command line alone: a file does not say that it is to be trusted"""
@@ -200,6 +201,7 @@ def with_config_file(groups: Sequence[OptionGroup], path: str) -> list[OptionGro
         raise ConfigError(f"--config {path}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: expected a JSON object of option names and values")
+    content = renewed(content)
     values = {key.replace("-", "_"): value for key, value in content.items()}
     options = _unique(groups)
     flags = [option.flag.removeprefix("--") for option in options.values()]

@@ -1,7 +1,7 @@
 """The settings of a run: what `ff.compile` and `ff.train` are given, with things for names."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, get_args
@@ -11,7 +11,6 @@ from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.environments import library_of
 from fragflow.environments.wrapping.wrappers import wrap as wrap_environment
 from fragflow.errors import ConfigError, unknown
-from fragflow.graph.passes.split import Options
 from fragflow.policies import Deployment, Policy, PolicyName, Synchronisation
 from fragflow.remote.launch.cluster import Cluster, read_cluster
 from fragflow.run import Execution, Experiment, RuntimeName
@@ -19,6 +18,7 @@ from fragflow.runtime.programs.devices import as_here, compute_in_calling_thread
 from fragflow.tools.inputs import resolve
 from fragflow.tools.inputs.trust import is_known_environment
 from fragflow.tools.inputs.values import require_whole
+from fragflow.tools.inputs.without import names_without, optimisations_without
 
 DEFAULT_NUM_ENVS = 16
 DEFAULT_TOTAL_STEPS = 1_048_576
@@ -38,7 +38,7 @@ class Settings(TypedDict, total=False):
     workers: int
     learners: int
     deterministic: bool
-    optimise: bool
+    without: str | Sequence[str]
     probe: bool
     implementations: Mapping[str, str] | None
     hyperparameters: Mapping[str, Any] | None
@@ -77,7 +77,7 @@ def resolve_settings(
     workers: int = 1,
     learners: int = 1,
     deterministic: bool = False,
-    optimise: bool = True,
+    without: str | Sequence[str] = (),
     probe: bool = True,
     implementations: Mapping[str, str] | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
@@ -100,7 +100,7 @@ def resolve_settings(
         runtime=runtime,
         cluster=read_cluster(cluster) if isinstance(cluster, str | Path) else cluster,
         deterministic=deterministic,
-        options=Options() if optimise else Options(hoist=False, sink=False, coalesce=False),
+        optimisations=optimisations_without(without),
         implementations=dict(implementations or {}),
         probe=probe,
     )
@@ -135,7 +135,7 @@ def resolve_settings(
         "learners": learners,
         "seed": seed,
         "deterministic": deterministic,
-        "optimise": optimise,
+        "without": list(names_without(without)),
         "probe": probe,
         "implementation": dict(implementations or {}),
     }
