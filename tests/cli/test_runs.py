@@ -123,6 +123,35 @@ def test_eval_command(finished: Finished, capsys: pytest.CaptureFixture[str]) ->
     assert "4 episodes" in output
 
 
+def test_statistics_of_observations_are_saved_with_the_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"rollout_length": 8, "hidden": (8,), "epochs": 1, "minibatches": 1}
+    result = ff.train(
+        "ppo",
+        "CartPole-v1",
+        num_envs=4,
+        total_steps=32,
+        eval_episodes=0,
+        quiet=True,
+        run_dir="run",
+        hyperparameters={**small, "normalise_observations": True},
+    )
+    assert "obs_stats" not in result.state.params
+    stats = ff.load("run").params["obs_stats"]
+    np.testing.assert_array_equal(stats.mean, result.state.obs_stats.mean)
+    assert float(stats.number) == 32
+    # As they were saved when statistics were among the parameters.
+    weights = load_file("run/weights.safetensors")
+    save_file(
+        {name.replace("obs_stats", "seen"): x for name, x in weights.items()},
+        "run/weights.safetensors",
+    )
+    with pytest.raises(ConfigError, match=r"does not fit .* \['obs_stats'\].mean is missing"):
+        ff.load("run")
+
+
 def copy_run(source: Path, target: str) -> Path:
     path = Path(target)
     path.mkdir()

@@ -1,6 +1,7 @@
 """Distribution does not change learning: PPO under every policy against one undivided program."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -25,8 +26,10 @@ def train(
     deterministic: bool = False,
     iterations: int = 3,
     slots: tuple[tuple[str, int], ...] = (),
+    flags: tuple[str, ...] = (),
 ) -> Outcome:
     algorithm = PPO(rollout_length=16, epochs=2, minibatches=2, hidden=hidden)
+    algorithm = replace(algorithm, **{flag: not getattr(algorithm, flag) for flag in flags})
     experiment = Experiment(
         algorithm=algorithm,
         environment=make_environment("CartPole-v1"),
@@ -81,6 +84,18 @@ def test_replicated_learners_agree_to_rounding(policy, workers):
     cut = train(policy, workers, num_envs=24, iterations=5)
     assert cut.start.equality.startswith("rounding")
     assert relative_error(cut.state.params, fused.state.params) < 1e-4
+
+
+FLAGS = ("scale_returns", "advantages_per_minibatch", "shuffle_each_env", "clip_value")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("policy", ["single-learner-fine", *REPLICATED[::2]])
+def test_so_do_the_textbooks_flags_and_statistics_of_observations(policy: str):
+    flags = (*FLAGS, "normalise_observations")
+    fused = train("gpu-only", 1, num_envs=24, flags=flags)
+    cut = train(policy, 2, num_envs=24, flags=flags)
+    assert relative_error(cut.state, fused.state) < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_ppo_is_the_same_on_envpool_with_any_number_of_workers(workers):
 def test_statistics_of_observations_equal_those_of_all_at_once():
     rng = np.random.default_rng(0)
     chunks = [rng.normal(3.0, 2.0, (5, 4, 2)).astype(np.float32) for _ in range(3)]
-    statistics = ops.Statistics.of_nothing((2,))
+    statistics = ops.Statistics.of_nothing(ff.Box(shape=(2,)))
     for chunk in chunks:
         statistics = ops.include(statistics, jnp.asarray(chunk), total=20)
     rows = np.concatenate(chunks).reshape(-1, 2)

@@ -199,8 +199,8 @@ def test_a_time_limit_is_an_end_unless_asked_otherwise(kind: Any, past_limits: b
         rollout, values = jax.tree.map(lambda x: x[None], (ops.Rollout(*fields), values))
         scale = ops.ValueScale.of_nothing()
         others = (cut[None], seen[None], values, scale, slice(None), jnp.int32(0))
-        chunks, scale = algorithm.advantages(rollout, *others)
-        target = scale.restored(chunks.batch.target)[0, -1]
+        learnt, scale = algorithm.advantages(rollout, *others)
+        target = scale.restored(learnt.batch.target)[0, -1]
     np.testing.assert_allclose(target, 9.9 if past_limits else 0.0, rtol=1e-6)
 
 

@@ -25,6 +25,33 @@ def test_minibatches_visit_every_step_once_per_epoch_in_a_new_order() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
+def test_each_environment_may_have_an_order_of_its_own() -> None:
+    keys = jax.random.split(jax.random.key(0), (3, 5))
+    time_idx = ops.env_minibatches(keys, length=24, epochs=3, minibatches=4)
+    assert time_idx.shape == (12, 6, 5)
+    epochs = np.asarray(time_idx).reshape(3, 24, 5)
+    np.testing.assert_array_equal(
+        np.sort(epochs, axis=1), np.arange(24)[None, :, None].repeat(5, 2).repeat(3, 0)
+    )
+    assert len({tuple(order) for epoch in epochs for order in epoch.T}) == 15
+    x = jnp.arange(24 * 5 * 2).reshape(24, 5, 2)
+    taken = ops.take_time((x, None), time_idx[0])[0]
+    np.testing.assert_array_equal(taken, np.asarray(x)[np.asarray(time_idx[0]), np.arange(5)])
+
+
+def test_gradients_in_blocks_are_those_of_all_at_once() -> None:
+    x = jax.random.normal(jax.random.key(0), (12, 4096, 2))
+
+    def loss(w: jax.Array, samples: jax.Array) -> tuple[jax.Array, jax.Array]:
+        error = jnp.mean(jnp.square(samples @ w - 1.0))
+        return error, error
+
+    w, time_idx = jnp.ones(2), jnp.array([7, 0, 3, 9])
+    found = ops.grad_over_time(loss, w, x, time_idx, row_samples=4096)
+    expected = jax.grad(loss, has_aux=True)(w, x[time_idx].reshape(-1, 2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+
+
 @pytest.mark.parametrize(("num_envs", "blocks"), [(8, 1), (4096, 6), (10**6, 12)])
 def test_blocks_hold_every_row_in_order(num_envs: int, blocks: int) -> None:
     rows = jnp.arange(12)
@@ -71,6 +98,20 @@ def test_standardise_gives_mean_zero_and_variance_one() -> None:
 
 def test_standardise_of_equal_elements_is_finite() -> None:
     np.testing.assert_allclose(ops.standardise(jnp.full((4, 3), 0.1)), 0.0, atol=1e-3)
+
+
+def test_a_scale_of_returns_follows_their_size() -> None:
+    scale, returns = ops.ReturnScale.of_nothing(), jnp.array([30.0, -40.0])
+    for iteration in range(2):
+        latest = scale.mean_square(returns / scale.size)
+        scale = scale.moved(latest, jnp.int32(iteration), 0.95)
+        assert float(scale.size) == pytest.approx(np.sqrt(1250.0), rel=1e-5)
+    near_zero = scale.moved(jnp.float32(0.0), jnp.int32(0), 0.95)
+    assert float(near_zero.size) == pytest.approx(0.1)
+    later = scale.moved(jnp.float32(0.0), jnp.int32(1000), 0.95)
+    assert float(later.square) == pytest.approx(0.95 * 1250.0, rel=1e-5)
+    mask = jnp.array([True, False])
+    assert float(scale.mean_square(returns / scale.size, mask)) == pytest.approx(900.0, rel=1e-5)
 
 
 def test_surrogate_stops_paying_outside_the_clip_range() -> None:

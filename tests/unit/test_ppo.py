@@ -1,6 +1,6 @@
 """PPO as one program: it runs, it learns, and it refuses what cannot work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,7 +15,10 @@ from fragflow._jax import Jaxpr, component_of, inner_jaxprs
 from fragflow.algorithms import algorithm_class
 from fragflow.algorithms.ppo import PPO, State
 from fragflow.environments import make_environment
-from fragflow.errors import ConfigError
+from fragflow.errors import ConfigError, TraceError
+from fragflow.graph.cut import cut
+from fragflow.graph.tracing.trace import tracer
+from fragflow.policies import Deployment, named_policy
 
 SMALL = PPO(rollout_length=8, epochs=2, minibatches=2, hidden=(8,))
 METRICS = {
@@ -131,6 +134,68 @@ def test_continuous_actions_are_bounded_for_the_environment_only() -> None:
     assert float(jnp.abs(action).max()) > 2.0
     np.testing.assert_array_equal(bounded, jnp.clip(action, -2.0, 2.0))
     assert log_prob.shape == (64,)
+
+
+def test_steps_at_which_nothing_happened_do_not_count() -> None:
+    """Neither for the policy, nor for the critic, nor for the entropy; nor for any statistic."""
+    random = np.random.default_rng(0)
+    obs = random.normal(size=(8, 3, 4)).astype(np.float32)
+    numbers = random.normal(size=(4, 8, 3)).astype(np.float32)
+    mask = np.ones((8, 3), bool)
+    mask[4, 0] = False
+    no = np.zeros((8, 3), bool)
+    params = ops.MLPActorCritic(SMALL.hidden).init(
+        jax.random.key(0), ff.Box(shape=(4,)), ff.Discrete(n=2)
+    )
+    fields: tuple[Any, ...] = (obs, no.astype(np.int32), numbers[0], obs, numbers[1], ~no, no, mask)
+    rollout = ops.Rollout(*fields)
+    other = rollout._replace(
+        obs=jnp.where(mask[..., None], obs, 5.0),
+        log_prob=jnp.where(mask, rollout.log_prob, 1.0),
+        reward=jnp.where(mask, rollout.reward, 50.0),
+    )
+
+    @jax.jit
+    def learnt(rollout: ops.Rollout) -> Any:
+        scale, value = ops.ReturnScale.of_nothing(), jnp.zeros((8, 3))
+        advantage, target, mean_square = SMALL.advantages(rollout, value, value, scale)
+        seen = (rollout.obs, rollout.action, rollout.log_prob)
+        batch = ops.PPOBatch(*seen, advantage, target, rollout.mask)
+        return SMALL.gradient(params, batch, jnp.arange(8)), mean_square
+
+    found, same = learnt(rollout), learnt(other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, same)
+    counted = learnt(other._replace(mask=None))[0][0]
+    assert not np.allclose(
+        jax.tree.leaves(counted["critic"])[0], jax.tree.leaves(found[0][0]["critic"])[0], rtol=1e-2
+    )
+
+
+@dataclass(frozen=True)
+class WithScale(PPO):
+    def weights(self, state: State) -> Any:
+        return state.params | {"scale": state.return_scale}
+
+
+@dataclass(frozen=True)
+class WithNews(PPO):
+    def weights(self, state: State) -> Any:
+        return state.params | {"news": np.zeros(3)}
+
+
+def test_weights_are_a_part_of_the_state() -> None:
+    def labels(algorithm: PPO) -> set[str]:
+        """Those leaves of the state that a trained agent acts with."""
+        source = tracer(algorithm, make_environment("CartPole-v1"), 4)
+        program = cut(source, named_policy("gpu-only"), Deployment()).program
+        return {program.labels[value].split(".")[0] for value in program.params}
+
+    assert ff.Algorithm().weights({"params": 1.0, "obs": 2.0}) == 1.0
+    assert labels(SMALL) == {"params"}
+    assert labels(replace(SMALL, normalise_observations=True)) == {"params", "obs_stats"}
+    assert labels(WithScale(rollout_length=8)) == {"params", "return_scale"}
+    with pytest.raises(TraceError, match=r"WithNews.weights returned something that is not in"):
+        labels(WithNews(rollout_length=8))
 
 
 @dataclass(frozen=True)

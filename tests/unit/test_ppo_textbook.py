@@ -20,7 +20,7 @@ from fragflow.algorithms.ppo import PPO
 from unit.training import environments
 
 TEXTBOOK = PPO(
-    learning_rate=1e-2,
+    learning_rate=5e-2,
     rollout_length=16,
     epochs=3,
     minibatches=2,
@@ -128,7 +128,8 @@ def both(algorithm: PPO, name: str) -> tuple[Any, Any]:
     state = jax.jit(lambda key: algorithm.init(env, key))(jax.random.key(0))
     # A critic that is wrong by far, so that its output moves by more than the clip range too.
     state.params["critic"]["layers"][-1]["bias"] += 1.0
-    after, _ = jax.jit(lambda state: algorithm.step(env, state, CLOCK))(state)
+    after, metrics = jax.jit(lambda state: algorithm.step(env, state, CLOCK))(state)
+    assert float(metrics["clip_fraction"]) > 0.02, metrics
     act_key, shuffle_key = jax.random.split(CLOCK.key)
     t = collected(algorithm, env, state, env.keys(act_key, algorithm.rollout_length))
     sizes = (algorithm.rollout_length, algorithm.epochs, algorithm.minibatches)

@@ -103,7 +103,7 @@ class PPO(ff.Algorithm):
     def init(self, env: ff.Environments, key: jax.Array) -> State:
         env.require_one_agent("PPO")
         is_scaled = self.normalise_observations
-        obs_stats = ops.Statistics.of_space(env.observation) if is_scaled else None
+        obs_stats = ops.Statistics.of_nothing(env.observation) if is_scaled else None
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
         env_state, t = env.reset(env_key)

@@ -1,6 +1,6 @@
 """Algorithms: three functions over explicit state, with their hyperparameters as fields."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ class Algorithm:
 
         Override it where acting needs more of the state, such as statistics of observations.
         """
-        return state.params
+        return state["params"] if isinstance(state, Mapping) else state.params
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False

@@ -149,7 +149,7 @@ class Program:
     labels: Mapping[Value, str]
     """user-visible names: those of state leaves, metrics and episode statistics"""
     params: frozenset[Value]
-    """those leaves of the state that are parameters"""
+    """those leaves of the state that a trained agent acts with"""
     episodes: Mapping[Value, EpisodeStat]
     """the training loop's outputs that are episode statistics; the others are metrics"""
 

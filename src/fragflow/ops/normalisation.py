@@ -60,17 +60,13 @@ class Statistics(NamedTuple):
     """observations seen, as a float: it outgrows 32 bits"""
 
     @staticmethod
-    def of_nothing(shape: tuple[int, ...]) -> "Statistics":
-        return Statistics(jnp.zeros(shape), jnp.ones(shape), jnp.float32(0.0))
-
-    @staticmethod
-    def of_space(space: Space) -> "Statistics":
-        """Those of no observation in a space of numbers."""
+    def of_nothing(space: Space) -> "Statistics":
+        """Before anything was observed in `space`."""
         if not isinstance(space, Box):
             raise ConfigError(
                 f"normalise_observations is for numbers, but observations are {space}"
             )
-        return Statistics.of_nothing(space.shape)
+        return Statistics(jnp.zeros(space.shape), jnp.ones(space.shape), jnp.float32(0.0))
 
 
 def normalise(statistics: Statistics | None, obs: Shaped[Array, "*B"]) -> Shaped[Array, "*B"]:
