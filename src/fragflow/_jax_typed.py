@@ -3,7 +3,7 @@
 JAX writes `Callable` without arguments, and so a strict checker knows nothing of their results.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, overload
 
 import jax
@@ -82,3 +82,8 @@ wrap_key_data: _WrapKeyData = jax.random.wrap_key_data
 def is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
     """True for tuples and lists, as parameters of equations may be."""
     return isinstance(value, tuple | list)
+
+
+def is_mapping(value: Any) -> TypeGuard[Mapping[Any, Any]]:
+    """True for dictionaries and their like, as a state may be."""
+    return isinstance(value, Mapping)

@@ -1,11 +1,12 @@
 """Algorithms: three functions over explicit state, with their hyperparameters as fields."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
+from fragflow._jax_typed import is_mapping
 from fragflow.api.environment_batch import Environments
 from fragflow.errors import ConfigError
 
@@ -46,7 +47,7 @@ class Algorithm:
 
         Override it where acting needs more of the state, such as statistics of observations.
         """
-        return state["params"] if isinstance(state, Mapping) else state.params
+        return state["params"] if is_mapping(state) else state.params
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False

@@ -65,7 +65,7 @@ def team_numbers(teams: Sequence[int]) -> Int32[Array, " A"]:
 
 
 def own_team(
-    team: Int32[Array, " A"], as_team: Sequence[Shaped[Array, "A *x"]]
+    team: Int32[Array | np.ndarray, " A"], as_team: Sequence[Shaped[Array, "A *x"]]
 ) -> Shaped[Array, "A *x"]:
     """For each agent, what it would be as a member of its own team."""
     chosen = as_team[0]

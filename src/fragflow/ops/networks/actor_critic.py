@@ -13,7 +13,7 @@ from jaxtyping import Float, Key, Shaped
 from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
 from fragflow.errors import ConfigError
 from fragflow.ops.distributions import Categorical, Distribution, MultiCategorical, Normal
-from fragflow.ops.networks.images import convolution_init, convolve, is_image
+from fragflow.ops.networks.images import Weights, convolution_init, convolve, is_image
 
 Params = dict[str, Any]
 
@@ -142,8 +142,8 @@ def _first(layer: Params, obs: Shaped[Array, "..."]) -> Float[Array, "... output
 
 
 def _linear(
-    kernel: Float[Array, "inputs outputs"],
-    bias: Float[Array, " outputs"],
+    kernel: Float[Weights, "inputs outputs"],
+    bias: Float[Weights, " outputs"],
     x: Float[Array, "*B inputs"],
 ) -> Float[Array, "*B outputs"]:
     if kernel.shape[-1] > NARROW:

@@ -5,12 +5,16 @@ convolution whose stride divides its size is a product with patches, made by res
 """
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Key, Shaped
+
+Weights: TypeAlias = Array | np.ndarray
+"""those of a finished run are NumPy's"""
 
 NATURE = ((8, 4, 32), (4, 2, 64), (3, 1, 64))
 """(size, stride, channels) for screens (Mnih et al. 2015)"""
@@ -74,7 +78,7 @@ def convolve(layers: list[dict[str, Any]], obs: Shaped[Array, "*B a b c"]) -> Fl
 
 
 def _convolution(
-    x: Float[Array, "B H W C"], kernel: Float[Array, "size size C F"], bias: Float[Array, " F"]
+    x: Float[Array, "B H W C"], kernel: Float[Weights, "size size C F"], bias: Float[Weights, " F"]
 ) -> Float[Array, "B rows columns F"]:
     size, _, channels, outputs = kernel.shape
     stride = _STRIDES[size]
