@@ -34,7 +34,7 @@ FOLLOWS_JAX = ("jax", "jaxlib", "flax", "numpy", "scipy", "ml-dtypes", "optax")
 """packages whose releases depend on JAX's: not held at the lock's versions where JAX is not"""
 EXTRAS = "ray,mujoco,flax,pettingzoo,draw"
 """what the smoke set and the docs' examples need"""
-TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "beartype")
 TESTS = ("tests/smoke", "tests/docs/test_docs.py", "tests/docs/test_examples.py")
 READY = ".ready"
 """a file in an environment that is complete, and has not been used"""

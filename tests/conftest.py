@@ -20,6 +20,9 @@ import hypothesis
 import jax
 import pytest
 
+import shapes
+
+shapes.check_shapes()
 jax.config.update("jax_num_cpu_devices", 4)
 
 THREAD_GRACE_SECONDS = 2.0
@@ -81,6 +84,19 @@ def compile_quickly(
     yield
     jax.config.update("jax_disable_most_optimizations", False)
     _compiled_in["least time"] = False
+
+
+@pytest.fixture
+def explicit_promotion() -> Iterator[None]:
+    """JAX neither adds axes nor chooses types: a program says what it broadcasts and converts.
+
+    For all threads, and so for those of a run.
+    """
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
 
 
 @pytest.fixture(autouse=True)

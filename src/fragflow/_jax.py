@@ -45,9 +45,10 @@ _COMPONENT = "component:"
 _KERNEL = "kernel:"
 
 
-def is_name_valid(name: str) -> bool:
+def is_name_valid(name: Any) -> bool:
     """True if `name` can be the name of a component or a kernel."""
-    return re.fullmatch(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*", name) is not None
+    words = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*"
+    return isinstance(name, str) and re.fullmatch(words, name) is not None
 
 
 def component_call(name: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:

@@ -15,11 +15,14 @@ import pytest
 
 import fragflow
 from cli.tiny import TINY
+from fragflow.graph.show import Format
+from fragflow.planned_run import RuntimeName
 from fragflow.runtime.planning.print_plan import STAGE_NAMES
-from fragflow.tools.cli.commands import StageName
+from fragflow.tools.cli.commands import SHOW, TRAIN, StageName
 from fragflow.tools.cli.main import main
 from fragflow.tools.cli.signals import Interrupts
 from fragflow.tools.experiment.progress import Live, Plain, Update, display_for, duration
+from fragflow.tools.inputs.options import OptionGroup
 
 SOURCE = str(Path(fragflow.__file__).parents[1])
 
@@ -174,6 +177,21 @@ def test_show_prints_what_there_is_after_a_stage(
 
 def test_show_knows_the_stages_of_the_compiler() -> None:
     assert get_args(StageName) == STAGE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "known"),
+    [
+        (TRAIN, "runtime", get_args(RuntimeName)),
+        (SHOW, "format", (*get_args(Format), "driver")),
+    ],
+    ids=["runtime", "format"],
+)
+def test_choices_are_those_of_the_library(
+    command: tuple[OptionGroup, ...], option: str, known: tuple[str, ...]
+) -> None:
+    (found,) = (o.kind for group in command for o in group.options if o.name == option)
+    assert set(get_args(found)) == set(known)
 
 
 def test_version_and_empty_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.graph.cut import cut
-from fragflow.graph.show import FORMATS, render
+from fragflow.graph.show import FORMATS, Format, render
 from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import POLICIES, Deployment
 
@@ -27,7 +27,7 @@ CASES = [("text", 1), *((format, 2) for format in FORMATS)]
 
 @pytest.mark.parametrize(("format", "workers"), CASES)
 @pytest.mark.parametrize("policy", ONE_TEAM)
-def test_golden_graph(ppo: Tracer, policy: str, workers: int, format: str, update_golden: bool):
+def test_golden_graph(ppo: Tracer, policy: str, workers: int, format: Format, update_golden: bool):
     graph = cut(ppo, POLICIES[policy], Deployment(workers=workers, learners=1))
     found = render(graph, format, "ppo on CartPole-v1")
     path = HERE / f"ppo-{policy}-{workers}.{SUFFIX[format]}"

@@ -17,6 +17,8 @@ from fragflow.environments import environment_names, library_of, make_environmen
 from fragflow.environments.classic import names
 from fragflow.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
+
 FARTHEST: dict[str, tuple[float, ...]] = {
     "CartPole-v1": (2.6, 3.0, 0.25, 3.0),
     "Pendulum-v1": (20.0, 8.0),

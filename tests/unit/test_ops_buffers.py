@@ -8,6 +8,9 @@ import pytest
 
 from fragflow import ops
 from fragflow.ops.replay import _draw
+from shapes import as_others_write
+
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
 
 ENVS, CAPACITY, LENGTH = 3, 12, 4
 
@@ -19,7 +22,7 @@ def keys(draws: int, envs: int = ENVS) -> jax.Array:
 def steps(first: int, length: int = LENGTH) -> dict[str, jax.Array]:
     """`[T, N, ...]`: time and environment can be read off every entry."""
     time = jnp.arange(first, first + length, dtype=jnp.float32)
-    number = time[:, None] + 1000.0 * jnp.arange(ENVS)
+    number = time[:, None] + 1000.0 * jnp.arange(ENVS, dtype=jnp.float32)[None]
     return {"number": number, "vector": jnp.stack([number, -number], axis=-1)}
 
 
@@ -121,14 +124,15 @@ def test_draws_follow_the_same_distribution_as_those_of_flashbax() -> None:
         max_length_time_axis=128,
         priority_exponent=0.7,
     )
-    theirs = buffer.init({"x": jnp.float32(0)})
-    theirs = buffer.add(theirs, {"x": jnp.arange(128, dtype=jnp.float32)[None]})
     error = np.random.default_rng(0).random(128).astype(np.float32)
-    # flashbax leaves it to its users to add a small number to errors.
-    theirs = buffer.set_priorities(theirs, jnp.arange(128), jnp.asarray(error + 1e-3))
-    sampled = jax.jit(jax.vmap(buffer.sample, (None, 0)))(
-        theirs, jax.random.split(jax.random.key(0), 100)
-    )
+    with as_others_write():
+        theirs = buffer.init({"x": jnp.float32(0)})
+        theirs = buffer.add(theirs, {"x": jnp.arange(128, dtype=jnp.float32)[None]})
+        # flashbax leaves it to its users to add a small number to errors.
+        theirs = buffer.set_priorities(theirs, jnp.arange(128), jnp.asarray(error + 1e-3))
+        sampled = jax.jit(jax.vmap(buffer.sample, (None, 0)))(
+            theirs, jax.random.split(jax.random.key(0), 100)
+        )
     their_counts = np.bincount(np.asarray(sampled.experience["x"], int).ravel(), minlength=128)
 
     priorities, ring = weighted(np.ones((1, 128)), capacity=128)

@@ -7,6 +7,8 @@ import pytest
 
 from fragflow import ops
 
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
+
 
 def test_categorical_log_probs_and_entropy_are_those_of_its_probabilities() -> None:
     probabilities = np.array([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]], np.float32)

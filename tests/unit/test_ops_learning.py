@@ -13,6 +13,8 @@ from fragflow.api import Box, Discrete
 from fragflow.errors import ConfigError
 from fragflow.ops.networks.images import convolution_init, convolve
 
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
+
 
 def test_minibatches_visit_every_step_once_per_epoch_in_a_new_order() -> None:
     rows = ops.time_minibatches(jax.random.key(0), length=24, epochs=3, minibatches=4)
@@ -114,7 +116,8 @@ def test_a_scale_of_returns_follows_their_size() -> None:
 
 def test_surrogate_stops_paying_outside_the_clip_range() -> None:
     def gradient(ratio: float, advantage: float) -> float:
-        return float(jax.grad(ops.clipped_surrogate)(ratio, advantage, 0.2))
+        loss = jax.grad(ops.clipped_surrogate)
+        return float(loss(jnp.float32(ratio), jnp.float32(advantage), 0.2))
 
     assert gradient(1.1, 2.0) == pytest.approx(-2.0)
     assert gradient(1.3, 2.0) == 0.0
@@ -193,7 +196,7 @@ def test_convolutions_equal_xlas(shape: tuple[int, ...]) -> None:
             *(x, layer["kernel"], (stride, stride), "VALID"),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        x = jax.nn.relu(x + layer["bias"])
+        x = jax.nn.relu(x + layer["bias"][None, None, None])
     np.testing.assert_allclose(ours, x.reshape(6, -1), rtol=1e-4, atol=1e-5)
 
 

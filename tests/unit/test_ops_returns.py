@@ -7,6 +7,8 @@ import pytest
 
 from fragflow import ops
 
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
+
 GAMMA, LAMBDA = 0.97, 0.9
 
 

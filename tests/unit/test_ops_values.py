@@ -13,6 +13,8 @@ import scipy.stats
 import fragflow.api as ff
 from fragflow import ops
 
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
+
 GAMMA = 0.9
 
 
@@ -120,7 +122,7 @@ def test_tanh_normal_is_finite_far_out() -> None:
 
 def test_tanh_normal_probabilities_sum_to_one() -> None:
     grid = np.linspace(-6, 6, 20_001, dtype=np.float32)[:, None]
-    distribution = ops.TanhNormal(jnp.array([0.4]), jnp.array([-0.3]))
+    distribution = ops.TanhNormal(jnp.array([[0.4]]), jnp.array([[-0.3]]))
     action, log_prob = distribution.transform(jnp.asarray(grid))
     total = np.trapezoid(np.exp(np.asarray(log_prob, np.float64)), np.asarray(action)[:, 0])
     np.testing.assert_allclose(total, 1.0, atol=1e-3)

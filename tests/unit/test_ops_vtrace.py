@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from fragflow import ops
+from shapes import as_others_write
+
+pytestmark = pytest.mark.usefixtures("explicit_promotion")
 
 GAMMA = 0.97
 
@@ -67,14 +70,15 @@ def test_targets_and_advantages_equal_those_of_rlax(clip_rho: float, trace_lambd
     data["terminated"] = data["done"]
     data["next_value"][:-1] = data["value"][1:]
     oracle: Any = rlax.vtrace_td_error_and_advantage
-    theirs = jax.vmap(oracle, (1, 1, 1, 1, 1, None, None, None), 1)(
-        *(data[name] for name in ("value", "next_value", "reward")),
-        np.where(data["done"], 0.0, GAMMA).astype(np.float32),
-        np.exp(data["log_ratio"]),
-        trace_lambda,
-        clip_rho,
-        clip_rho,
-    )
+    with as_others_write():
+        theirs = jax.vmap(oracle, (1, 1, 1, 1, 1, None, None, None), 1)(
+            *(data[name] for name in ("value", "next_value", "reward")),
+            np.where(data["done"], 0.0, GAMMA).astype(np.float32),
+            np.exp(data["log_ratio"]),
+            trace_lambda,
+            clip_rho,
+            clip_rho,
+        )
     ours = vtrace(data, clip_rho=clip_rho, trace_lambda=trace_lambda)
     np.testing.assert_allclose(ours.target - data["value"], theirs.errors, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(ours.advantage, theirs.pg_advantage, rtol=1e-4, atol=1e-5)

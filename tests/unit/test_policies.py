@@ -1,12 +1,23 @@
 """Policies are data; what does not fit is refused with the reason and the fix."""
 
 import re
+from typing import get_args
 
 import pytest
 
 from fragflow import component
 from fragflow.errors import PolicyError, TraceError
-from fragflow.policies import ALIASES, POLICIES, Deployment, Place, Policy, named_policy, place
+from fragflow.policies import (
+    ALIASES,
+    POLICIES,
+    Deployment,
+    Place,
+    Policy,
+    PolicyAlias,
+    PolicyName,
+    named_policy,
+    place,
+)
 from fragflow.runtime.programs.devices import needed_devices
 
 PPO = ("environment.step", "actor", "learner.value", "learner.gradient", "learner.update")
@@ -52,6 +63,11 @@ def test_pairs_of_pairs_are_one_fragment():
     (placed,) = place(policy, Deployment(), PPO, 8)
     assert (placed.name, placed.places) == ("l+e+a", ("l", "e", "a"))
     assert placed.components == tuple(sorted(PPO))
+
+
+def test_the_types_of_names_hold_the_tables_names():
+    assert get_args(PolicyName) == tuple(POLICIES)
+    assert get_args(PolicyAlias) == tuple(ALIASES)
 
 
 @pytest.mark.parametrize("alias", ALIASES)

@@ -3,6 +3,7 @@
 import ast
 import os
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ import private_parameters
 import prove
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def test_types_of_the_compiler_and_of_its_seams_are_checked_strictly() -> None:
+    settings = tomllib.loads((SCRIPTS.parent / "pyproject.toml").read_text())
+    strict = {Path(path) for path in settings["tool"]["basedpyright"]["strict"]}
+    ours = Path("src/fragflow")
+    assert strict >= {ours / part for part in ("api", "graph", "policies", "runtime/protocols.py")}
+    assert all((SCRIPTS.parent / path).exists() for path in strict)
 
 
 @pytest.mark.parametrize(

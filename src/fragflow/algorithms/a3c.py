@@ -5,7 +5,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float, Key, Shaped
 
 import fragflow.api as ff
 from fragflow import ops
@@ -64,7 +65,7 @@ class A2C(ff.Algorithm):
             sizes=("hidden",),
         )
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         env.require_one_agent(type(self).__name__)
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
@@ -87,7 +88,7 @@ class A2C(ff.Algorithm):
         return State(*learner, env_state, obs), ff.all_mean(info) | {"grad_norm": norm}
 
     @ff.component("actor")
-    def act(self, actor: Any, obs: jax.Array, keys: jax.Array, space: ff.Space):
+    def act(self, actor: Any, obs: Shaped[Array, "N ..."], keys: Key[Array, " N"], space: ff.Space):
         """An action per environment, and the same within the bounds of `space`."""
         action = self._network.policy(actor, obs).sample(keys)
         return action, ops.within_bounds(space, action)
@@ -97,7 +98,7 @@ class A2C(ff.Algorithm):
         """Gradients of the loss over a rollout of the environments at hand."""
         return jax.grad(self._loss, has_aux=True)(params, rollout)
 
-    def _loss(self, params: Any, rollout: ops.Rollout) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(self, params: Any, rollout: ops.Rollout) -> tuple[Float[Array, ""], ff.Metrics]:
         distribution = self._network.policy(params["actor"], rollout.obs)
         value = self._network.value(params["critic"], rollout.obs)
         # What the critic says of the future is taken for granted: only `value` learns.
@@ -124,7 +125,7 @@ class A2C(ff.Algorithm):
         )
 
     @ff.component("learner.update")
-    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
+    def update(self, learner: ops.Learner, grads: Any, progress: Float[Array, ""]):
         """One step of RMSProp, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
         return ops.descend(self._optimiser, learner, grads, rate, self.max_grad_norm)

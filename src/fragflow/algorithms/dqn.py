@@ -6,7 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float, Int32, Key, Shaped
 
 import fragflow.api as ff
 from fragflow import ops
@@ -47,7 +48,7 @@ class Batches(NamedTuple):
     """The `updates` batches that an iteration learns from, `[U, N, K, ...]`."""
 
     transition: ops.Transition
-    places: jax.Array
+    places: Int32[Array, "U N K"]
     """their positions in the buffer"""
 
 
@@ -125,7 +126,7 @@ class DQN(ff.Algorithm):
         if not self.hidden:
             raise ConfigError("hidden is empty: expected one or more sizes of at least 1")
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         env.require_one_agent("DQN")
         if not isinstance(env.action, ff.Discrete):
             raise ConfigError(f"DQN is for a choice among actions, but actions are {env.action}")
@@ -190,7 +191,13 @@ class DQN(ff.Algorithm):
         return State(*learner, buffer, env_state, obs), metrics
 
     @ff.component("actor")
-    def act(self, params: Any, obs: jax.Array, keys: jax.Array, epsilon: jax.Array) -> jax.Array:
+    def act(
+        self,
+        params: Any,
+        obs: Shaped[Array, "N ..."],
+        keys: Key[Array, " N"],
+        epsilon: Float[Array, ""],
+    ) -> Int32[Array, " N"]:
         """An action per environment: the best one, or with probability `epsilon` any."""
         values = self._network.values(params, obs)
         uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
@@ -214,7 +221,7 @@ class DQN(ff.Algorithm):
 
     @ff.component("buffer.sample")
     def sample(
-        self, buffer: Buffer, keys: jax.Array, number: int, correction: jax.Array
+        self, buffer: Buffer, keys: Key[Array, "U N"], number: int, correction: Float[Array, ""]
     ) -> Batches:
         """Batches of `number` transitions of every environment, one for every row of `keys`."""
         ring = buffer.ring
@@ -226,7 +233,9 @@ class DQN(ff.Algorithm):
         return Batches(transition._replace(weight=drawn.weight), drawn.places)
 
     @ff.component("buffer.reprioritise")
-    def reprioritise(self, buffer: Buffer, places: jax.Array, error: jax.Array) -> Buffer:
+    def reprioritise(
+        self, buffer: Buffer, places: Int32[Array, "U N K"], error: Float[Array, "U N K"]
+    ) -> Buffer:
         """Remembers how surprising transitions were."""
         assert buffer.priorities is not None
         priorities = ops.set_priorities(buffer.priorities, places, error, self.priority_exponent)
@@ -260,7 +269,9 @@ class DQN(ff.Algorithm):
         return _chosen(values, jnp.argmax(self._network.values(params, obs), axis=-1))
 
     @ff.component("learner.update")
-    def update(self, learner: Learner, grads: Any, number: jax.Array, rate: jax.Array) -> Learner:
+    def update(
+        self, learner: Learner, grads: Any, number: Int32[Array, ""], rate: Float[Array, ""]
+    ) -> Learner:
         """One step of Adam and of the target network; none where the learning rate is zero.
 
         `grads` are means over all environments already: neither clipping nor Adam is linear.

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float, Key, Shaped
 
 import fragflow.api as ff
 from fragflow import ops
@@ -70,7 +71,7 @@ class IMPALA(ff.Algorithm):
             sizes=("hidden",),
         )
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         env.require_one_agent("IMPALA")
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
@@ -93,7 +94,7 @@ class IMPALA(ff.Algorithm):
         return State(*learner, env_state, obs), ff.all_mean(info) | {"grad_norm": norm}
 
     @ff.component("actor")
-    def act(self, actor: Any, obs: jax.Array, keys: jax.Array, space: ff.Space):
+    def act(self, actor: Any, obs: Shaped[Array, "N ..."], keys: Key[Array, " N"], space: ff.Space):
         """An action per environment, the same within the bounds of `space`, its log-probability."""
         return ops.act(self._network.policy(actor, obs), keys, space)
 
@@ -102,7 +103,7 @@ class IMPALA(ff.Algorithm):
         """Gradients of the loss over a rollout of the environments at hand."""
         return jax.grad(self._loss, has_aux=True)(params, rollout)
 
-    def _loss(self, params: Any, rollout: ops.Rollout) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(self, params: Any, rollout: ops.Rollout) -> tuple[Float[Array, ""], ff.Metrics]:
         distribution = self._network.policy(params["actor"], rollout.obs)
         log_prob = distribution.log_prob(rollout.action)
         value = self._network.value(params["critic"], rollout.obs)
@@ -136,7 +137,7 @@ class IMPALA(ff.Algorithm):
         return loss, info | {"approx_kl": far}
 
     @ff.component("learner.update")
-    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
+    def update(self, learner: ops.Learner, grads: Any, progress: Float[Array, ""]):
         """One step of RMSProp, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
         return ops.descend(self._optimiser, learner, grads, rate, self.max_grad_norm)

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float, Int32, Key, Shaped
 
 import fragflow.api as ff
 from fragflow import ops
@@ -87,7 +88,7 @@ class IPPO(ff.Algorithm):
             divides=(("minibatches", "rollout_length"),),
         )
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         env.require_agents("IPPO")
         env_key, *keys = jax.random.split(key, 1 + len(env.teams))
         teams = [self._network.init(k, env.observation, env.action) for k in keys]
@@ -146,7 +147,9 @@ class IPPO(ff.Algorithm):
         values = value(team.learner.params["critic"], rollout, agents)
         batch, mean_square = advantages(rollout, values, team.return_scale)
 
-        def minibatch(learner: ops.Learner, time_idx: jax.Array) -> tuple[ops.Learner, Any]:
+        def minibatch(
+            learner: ops.Learner, time_idx: Int32[Array, "B *N"]
+        ) -> tuple[ops.Learner, Any]:
             grads, info = gradient(learner.params, batch, time_idx, agents)
             learner, norm = update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norm)
@@ -160,8 +163,8 @@ class IPPO(ff.Algorithm):
     def act(
         self,
         actors: Any,
-        obs: jax.Array,
-        keys: jax.Array,
+        obs: Shaped[Array, "N A ..."],
+        keys: Key[Array, " N"],
         teams: tuple[int, ...],
         space: ff.Space,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -203,15 +206,19 @@ class IPPO(ff.Algorithm):
         batch = ops.PPOBatch(*seen, standard, target, rollout.mask)
         return batch, scale.mean_square(target, rollout.mask)
 
-    def track(self, scale: ops.ReturnScale, mean_square: jax.Array, iteration: jax.Array):
+    def track(
+        self, scale: ops.ReturnScale, mean_square: Float[Array, ""], iteration: Int32[Array, ""]
+    ):
         """The scale of returns, for the next iteration."""
         return scale.moved(mean_square, iteration, self.return_memory)
 
-    def gradient(self, params: Any, batch: ops.PPOBatch, time_idx: jax.Array, agents: int):
+    def gradient(
+        self, params: Any, batch: ops.PPOBatch, time_idx: Int32[Array, "B *N"], agents: int
+    ):
         """Gradients of the loss at the time steps `time_idx`, over the environments at hand."""
         return ops.grad_over_time(self._loss, params, batch, time_idx, agents, batch_axes=3)
 
-    def _loss(self, params: Any, batch: ops.PPOBatch) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(self, params: Any, batch: ops.PPOBatch) -> tuple[Float[Array, ""], ff.Metrics]:
         return ops.ppo_loss(
             self._network.policy(params["actor"], batch.obs),
             self._network.value(params["critic"], batch.obs),
@@ -221,7 +228,7 @@ class IPPO(ff.Algorithm):
             entropy_coef=self.entropy_coef,
         )
 
-    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
+    def update(self, learner: ops.Learner, grads: Any, progress: Float[Array, ""]):
         """One step of Adam, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
         return ops.descend(ADAM, learner, grads, rate, self.max_grad_norm)

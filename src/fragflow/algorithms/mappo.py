@@ -6,7 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Key, Shaped
 
 import fragflow.api as ff
 from fragflow import ops
@@ -117,7 +118,7 @@ class MAPPO(ff.Algorithm):
         )
         ops.check_chunks(self.rollout_length, self.chunk_length, self.minibatches)
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         space = env.observation
         num_agents = env.require_agents("MAPPO")
         if not isinstance(space, ff.Box) or len(space.shape) != 1:
@@ -189,7 +190,9 @@ class MAPPO(ff.Algorithm):
         )
         before = Memories(memories, critic_memories[:-1])
 
-        def minibatch(learner: ops.Learner, chunk_idx: jax.Array) -> tuple[ops.Learner, Any]:
+        def minibatch(
+            learner: ops.Learner, chunk_idx: Int32[Array, " B"]
+        ) -> tuple[ops.Learner, Any]:
             grads, info = gradient(learner.params, chunks, before, chunk_idx)
             learner, norms = update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norms)
@@ -204,10 +207,10 @@ class MAPPO(ff.Algorithm):
     def act(
         self,
         actors: Any,
-        memory: jax.Array,
-        first: jax.Array,
-        obs: jax.Array,
-        keys: jax.Array,
+        memory: Float[Array, "N A units"],
+        first: Bool[Array, "N A"],
+        obs: Shaped[Array, "N A ..."],
+        keys: Key[Array, " N"],
         teams: tuple[int, ...],
         space: ff.Space,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -219,12 +222,12 @@ class MAPPO(ff.Algorithm):
     def value(
         self,
         critic: Any,
-        memory: jax.Array,
-        first: jax.Array,
-        obs: jax.Array,
-        next_obs: jax.Array,
+        memory: Float[Array, "N M units"],
+        first: Bool[Array, "C L N M"],
+        obs: Float[Array, "C L N A D"],
+        next_obs: Float[Array, "C L N A D"],
         members: slice,
-    ) -> tuple[Any, jax.Array]:
+    ) -> tuple[Any, Float[Array, "C+1 N M units"]]:
         """The critic's values before and after each step, and its memories between chunks."""
 
         def see(obs: jax.Array) -> jax.Array:
@@ -235,12 +238,12 @@ class MAPPO(ff.Algorithm):
     def advantages(
         self,
         rollout: ops.Rollout,
-        first: jax.Array,
-        all_obs: jax.Array,
+        first: Bool[Array, "C L N M"],
+        all_obs: Float[Array, "C L N A D"],
         values: Any,
         scale: ops.ValueScale,
         members: slice,
-        iteration: jax.Array,
+        iteration: Int32[Array, ""],
     ) -> tuple[Chunks, ops.ValueScale]:
         """The data to learn from, and the updated scale, in which its targets are."""
         value, next_value = (scale.restored(x) for x in values)
@@ -261,7 +264,7 @@ class MAPPO(ff.Algorithm):
         return Chunks(batch, first, ops.joint_observations(all_obs, members)), scale
 
     def gradient(
-        self, params: Any, chunks: Chunks, memories: Memories, chunk_idx: jax.Array
+        self, params: Any, chunks: Chunks, memories: Memories, chunk_idx: Int32[Array, " B"]
     ) -> tuple[Any, ff.Metrics]:
         """Gradients of the loss at some chunks of time, over the environments at hand."""
         chunks, memories = ops.take_time((chunks, memories), chunk_idx)
@@ -272,7 +275,7 @@ class MAPPO(ff.Algorithm):
 
     def _loss(
         self, params: Any, chunks: Chunks, memories: Memories
-    ) -> tuple[jax.Array, ff.Metrics]:
+    ) -> tuple[Float[Array, ""], ff.Metrics]:
         """Over sequences `[L, B, ...]`."""
         actor, critic, network = params["actor"], params["critic"], self._network
         batch, first, joint = chunks
@@ -288,7 +291,7 @@ class MAPPO(ff.Algorithm):
             entropy_coef=self.entropy_coef,
         )
 
-    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
+    def update(self, learner: ops.Learner, grads: Any, progress: Float[Array, ""]):
         """A step of Adam for each network, and the norms of gradients: means over environments."""
         rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
         return ops.descend_apart(ADAM, learner, grads, rate, self.max_grad_norm)

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Float, Int32, Key, Shaped
 
 import fragflow.api as ff
 from fragflow import ops
@@ -100,7 +101,7 @@ class PPO(ff.Algorithm):
             divides=(("minibatches", "rollout_length"),),
         )
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         env.require_one_agent("PPO")
         is_scaled = self.normalise_observations
         obs_stats = ops.Statistics.of_nothing(env.observation) if is_scaled else None
@@ -131,7 +132,9 @@ class PPO(ff.Algorithm):
             network_obs, rollout.action, rollout.log_prob, advantage, target, rollout.mask, value
         )
 
-        def minibatch(learner: ops.Learner, time_idx: jax.Array) -> tuple[ops.Learner, Any]:
+        def minibatch(
+            learner: ops.Learner, time_idx: Int32[Array, "B *N"]
+        ) -> tuple[ops.Learner, Any]:
             grads, info = self.gradient(learner.params, batch, time_idx)
             learner, norm = self.update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norm)
@@ -149,7 +152,14 @@ class PPO(ff.Algorithm):
         return State(*learner, scale, obs_stats, env_state, obs), metrics
 
     @ff.component("actor")
-    def act(self, actor: Any, obs_stats: Any, obs: jax.Array, keys: jax.Array, space: ff.Space):
+    def act(
+        self,
+        actor: Any,
+        obs_stats: Any,
+        obs: Shaped[Array, "N ..."],
+        keys: Key[Array, " N"],
+        space: ff.Space,
+    ):
         """An action per environment, the same within the bounds of `space`, its log-probability."""
         distribution = self._network.policy(actor, ops.normalise(obs_stats, obs))
         return ops.act(distribution, keys, space)
@@ -167,7 +177,11 @@ class PPO(ff.Algorithm):
 
     @ff.component("learner.advantages")
     def advantages(
-        self, rollout: ops.Rollout, value: jax.Array, next_value: jax.Array, scale: ops.ReturnScale
+        self,
+        rollout: ops.Rollout,
+        value: Float[Array, "T N"],
+        next_value: Float[Array, "T N"],
+        scale: ops.ReturnScale,
     ):
         """Advantages `[T, N]`, targets for the critic, and the mean square of returns."""
         advantage = ops.gae(
@@ -185,17 +199,21 @@ class PPO(ff.Algorithm):
         return advantage, target, scale.mean_square(target, rollout.mask)
 
     @ff.component("learner.track")
-    def track(self, scale: ops.ReturnScale, mean_square: jax.Array, iteration: jax.Array):
+    def track(
+        self, scale: ops.ReturnScale, mean_square: Float[Array, ""], iteration: Int32[Array, ""]
+    ):
         """The scale of returns, for the next iteration."""
         return scale.moved(mean_square, iteration, self.return_memory)
 
     @ff.component("learner.observe")
-    def observe(self, obs_stats: ops.Statistics, obs: jax.Array, total: int) -> ops.Statistics:
+    def observe(
+        self, obs_stats: ops.Statistics, obs: Float[Array, "T N ..."], total: int
+    ) -> ops.Statistics:
         """Statistics of observations, for the next iteration."""
         return ops.include(obs_stats, obs, total)
 
     @ff.component("learner.gradient")
-    def gradient(self, params: Any, batch: ops.PPOBatch, time_idx: jax.Array):
+    def gradient(self, params: Any, batch: ops.PPOBatch, time_idx: Int32[Array, "B *N"]):
         """Gradients of the loss at the time steps `time_idx`, over the environments at hand."""
         if self.normalise_advantages and self.advantages_per_minibatch:
             standard = ops.standardise(batch.advantage, batch.mask, time_idx)
@@ -203,7 +221,7 @@ class PPO(ff.Algorithm):
         num_envs = batch.action.shape[1]
         return ops.grad_over_time(self._loss, params, batch, time_idx, row_samples=num_envs)
 
-    def _loss(self, params: Any, batch: ops.PPOBatch) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(self, params: Any, batch: ops.PPOBatch) -> tuple[Float[Array, ""], ff.Metrics]:
         return ops.ppo_loss(
             self._network.policy(params["actor"], batch.obs),
             self._network.value(params["critic"], batch.obs),
@@ -215,7 +233,7 @@ class PPO(ff.Algorithm):
         )
 
     @ff.component("learner.update")
-    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
+    def update(self, learner: ops.Learner, grads: Any, progress: Float[Array, ""]):
         """One step of Adam, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
         return ops.descend(self._optimiser, learner, grads, rate, self.max_grad_norm)

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Key, Shaped
 
 import fragflow.api as ff
 from fragflow import ops
@@ -91,7 +92,7 @@ class RecurrentPPO(ff.Algorithm):
         )
         ops.check_chunks(self.rollout_length, self.chunk_length, self.minibatches)
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         env.require_one_agent("RecurrentPPO")
         network_key, env_key = jax.random.split(key)
         params = self._network.init(network_key, env.observation, env.action)
@@ -128,7 +129,9 @@ class RecurrentPPO(ff.Algorithm):
         )
         chunks = Chunks(batch, first, actor_memory, critic_memory)
 
-        def minibatch(learner: ops.Learner, chunk_idx: jax.Array) -> tuple[ops.Learner, Any]:
+        def minibatch(
+            learner: ops.Learner, chunk_idx: Int32[Array, " B"]
+        ) -> tuple[ops.Learner, Any]:
             grads, info = self.gradient(learner.params, chunks, chunk_idx)
             learner, norm = self.update(learner, ff.all_mean(grads), clock.progress)
             return learner, (info, norm)
@@ -145,10 +148,10 @@ class RecurrentPPO(ff.Algorithm):
     def act(
         self,
         actor: Any,
-        memory: jax.Array,
-        first: jax.Array,
-        obs: jax.Array,
-        keys: jax.Array,
+        memory: Float[Array, "N units"],
+        first: Bool[Array, " N"],
+        obs: Shaped[Array, "N ..."],
+        keys: Key[Array, " N"],
         space: ff.Space,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Memory, an action per environment, the same within bounds, its log-probability."""
@@ -165,7 +168,11 @@ class RecurrentPPO(ff.Algorithm):
 
     @ff.component("learner.advantages")
     def advantages(
-        self, rollout: ops.Rollout, value: jax.Array, next_value: jax.Array, scale: ops.ReturnScale
+        self,
+        rollout: ops.Rollout,
+        value: Float[Array, "C L N"],
+        next_value: Float[Array, "C L N"],
+        scale: ops.ReturnScale,
     ):
         """Advantages `[C, L, N]`, targets for the critic, and the mean square of returns."""
         advantage = ops.gae(
@@ -182,16 +189,18 @@ class RecurrentPPO(ff.Algorithm):
         return standard, target, scale.mean_square(target, rollout.mask)
 
     @ff.component("learner.track")
-    def track(self, scale: ops.ReturnScale, mean_square: jax.Array, iteration: jax.Array):
+    def track(
+        self, scale: ops.ReturnScale, mean_square: Float[Array, ""], iteration: Int32[Array, ""]
+    ):
         """The scale of returns, for the next iteration."""
         return scale.moved(mean_square, iteration, self.return_memory)
 
     @ff.component("learner.gradient")
-    def gradient(self, params: Any, chunks: Chunks, chunk_idx: jax.Array):
+    def gradient(self, params: Any, chunks: Chunks, chunk_idx: Int32[Array, " B"]):
         """Gradients of the loss at some chunks of time, over the environments at hand."""
         return jax.grad(self._loss, has_aux=True)(params, ops.take_time(chunks, chunk_idx))
 
-    def _loss(self, params: Any, chunks: Chunks) -> tuple[jax.Array, ff.Metrics]:
+    def _loss(self, params: Any, chunks: Chunks) -> tuple[Float[Array, ""], ff.Metrics]:
         # Time first, then chunks and environments as one batch axis.
         batch, first = jax.tree.map(ops.chunks_as_batch, chunks[:2])
         actor_memory, critic_memory = (
@@ -208,7 +217,7 @@ class RecurrentPPO(ff.Algorithm):
         )
 
     @ff.component("learner.update")
-    def update(self, learner: ops.Learner, grads: Any, progress: jax.Array):
+    def update(self, learner: ops.Learner, grads: Any, progress: Float[Array, ""]):
         """One step of Adam, and the norm of the gradients: means over all environments."""
         rate = self.learning_rate * (1.0 - progress) if self.anneal else self.learning_rate
         return ops.descend(self._optimiser, learner, grads, rate, self.max_grad_norm)

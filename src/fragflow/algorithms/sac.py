@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Key
 
 import fragflow.api as ff
 from fragflow import ops
@@ -84,7 +85,7 @@ class SAC(ff.Algorithm):
             sizes=("hidden",),
         )
 
-    def init(self, env: ff.Environments, key: jax.Array) -> State:
+    def init(self, env: ff.Environments, key: Key[Array, ""]) -> State:
         env.require_one_agent("SAC")
         space = _bounded(env.action)
         env.per_env(self.batch_size, "batch_size")
@@ -135,7 +136,12 @@ class SAC(ff.Algorithm):
 
     @ff.component("actor")
     def act(
-        self, actor: Any, obs: jax.Array, keys: jax.Array, starting: jax.Array, bounds: Any
+        self,
+        actor: Any,
+        obs: Float[Array, "N D"],
+        keys: Key[Array, " N"],
+        starting: Bool[Array, ""],
+        bounds: Any,
     ) -> tuple[jax.Array, jax.Array]:
         """An action per environment, and the same within `bounds`.
 
@@ -153,7 +159,7 @@ class SAC(ff.Algorithm):
         return ops.add_steps(buffer, ops.n_step(steps, 1, self.gamma))
 
     @ff.component("buffer.sample")
-    def sample(self, buffer: ops.Ring, keys: jax.Array, number: int) -> ops.Transition:
+    def sample(self, buffer: ops.Ring, keys: Key[Array, "U N"], number: int) -> ops.Transition:
         """Batches of `number` transitions of every environment, one for every row of `keys`."""
         return ops.take(buffer, ops.sample_uniformly(buffer, keys, number))
 
@@ -169,7 +175,7 @@ class SAC(ff.Algorithm):
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transition)
         goal = self._goal(params, target, flat, noise[:, 1])
 
-        def loss(params: Any) -> tuple[jax.Array, ff.Metrics]:
+        def loss(params: Any) -> tuple[Float[Array, ""], ff.Metrics]:
             fixed = lax.stop_gradient(params)
             values = self._network.values(params["critic"], flat.obs, flat.action)
             errors = sum(ops.value_loss(value, goal) for value in values)
@@ -204,7 +210,7 @@ class SAC(ff.Algorithm):
         return -float(size) if self.target_entropy is None else self.target_entropy
 
     @ff.component("learner.update")
-    def update(self, learner: Learner, grads: Any, starting: jax.Array) -> Learner:
+    def update(self, learner: Learner, grads: Any, starting: Bool[Array, ""]) -> Learner:
         """One step of Adam and of the target critics; none while the buffer is being filled.
 
         `grads` are means over all environments already: Adam is not linear.
@@ -251,7 +257,8 @@ def _bounded(space: ff.Space) -> ff.Box:
 def _within(bounds: Any, action: jax.Array) -> jax.Array:
     """From -1 and 1 to lower and upper bounds."""
     low, high = bounds
-    return low + 0.5 * (action + 1.0) * (high - low)
+    span = lax.broadcast_to_rank(high - low, action.ndim)
+    return lax.broadcast_to_rank(low, action.ndim) + 0.5 * (action + 1.0) * span
 
 
 def _least(values: tuple[jax.Array, ...]) -> jax.Array:

@@ -1,11 +1,12 @@
 """Algorithms: three functions over explicit state, with their hyperparameters as fields."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
+from fragflow._jax_typed import is_mapping
 from fragflow.api.environment_batch import Environments
 from fragflow.errors import ConfigError
 
@@ -46,7 +47,7 @@ class Algorithm:
 
         Override it where acting needs more of the state, such as statistics of observations.
         """
-        return state["params"] if isinstance(state, Mapping) else state.params
+        return state["params"] if is_mapping(state) else state.params
 
     def policy(
         self, params: Any, obs: jax.Array, memory: Any, key: jax.Array, explore: bool = False
@@ -72,7 +73,18 @@ def check_settings(
 ) -> None:
     """Refuses hyperparameters outside of their ranges.
 
-    `sizes` are tuples of whole numbers; of each pair of `divides` the first divides the second.
+    Args:
+        algorithm: the object that has them, as attributes.
+        at_least_1: names of those that are 1 or more.
+        above_0: names of those that are more than 0.
+        from_0: names of those that are 0 or more.
+        from_0_to_1: names of those between 0 and 1, both included.
+        below_1: names of those that are 0 or more, and less than 1.
+        sizes: names of tuples of whole numbers, each 1 or more.
+        divides: pairs of names; of each the first divides the second.
+
+    Raises:
+        ConfigError: one is outside of its range; the message names it.
     """
     rules: list[tuple[Sequence[str], Callable[[Any], bool], str]] = [
         (at_least_1, lambda x: x >= 1, "at least 1"),

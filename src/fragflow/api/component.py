@@ -25,8 +25,17 @@ def component(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
     Names are dotted, most general first: a policy that places `learner` places `learner.update`
     too. A component called inside another one belongs to the outer one.
+
+    Args:
+        name: dotted lower-case words, like `learner.update`; `environment` is taken.
+
+    Returns:
+        The decorator. What it decorates takes and returns what it did before.
+
+    Raises:
+        TraceError: the name is not such words, or begins with `environment`.
     """
-    if not isinstance(name, str) or not is_name_valid(name):
+    if not is_name_valid(name):
         raise TraceError(
             f"component name {name!r}: expected dotted lower-case words, like 'learner.update'"
         )

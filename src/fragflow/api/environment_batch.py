@@ -1,12 +1,13 @@
 """The environments as an algorithm sees them: one batch, of which a fragment may hold a part."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fragflow._jax_typed import is_sequence, keystr, leaves_with_path, wrap_key_data
 from fragflow.api.component import marked
 from fragflow.api.environment import (
     Environment,
@@ -24,7 +25,6 @@ from fragflow.error_owner import called, defined_at
 from fragflow.errors import ConfigError, TraceError
 
 AnyEnvironment: TypeAlias = Environment | HostEnvironment
-_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float)
 
 
 class EpisodeStats(NamedTuple):
@@ -99,7 +99,14 @@ class Environments:
         return num_agents_of(self._spaces)
 
     def require_one_agent(self, algorithm: str) -> None:
-        """Refuses several agents, for algorithms that are made for one."""
+        """Refuses several agents, for algorithms that are made for one.
+
+        Args:
+            algorithm: its name, for the error.
+
+        Raises:
+            ConfigError: environments have an axis of agents.
+        """
         if self.num_agents is not None:
             raise ConfigError(
                 f"{algorithm} is for one agent, but there are {self.num_agents} in each "
@@ -137,6 +144,10 @@ class Environments:
         """One key per environment, `[*shape, num_envs]`: the only source of per-environment noise.
 
         An environment's key depends on its global index, not on which fragment holds it.
+
+        Args:
+            key: one random key, the same for all environments.
+            *shape: axes of keys that each environment gets, like the number of steps.
         """
         per_env = jax.vmap(jax.random.fold_in, (None, 0))
         if not shape:
@@ -147,7 +158,15 @@ class Environments:
         return per_env(rows, self._ids)
 
     def per_env(self, total: int, name: str = "a count") -> int:
-        """A global count (batch size, capacity) per environment; `name` is for errors."""
+        """A global count (batch size, capacity) per environment.
+
+        Args:
+            total: the count over all environments.
+            name: of the count, for the error.
+
+        Raises:
+            ConfigError: it is no multiple of the number of environments.
+        """
         if total % self._total:
             raise ConfigError(
                 f"{name} of {total} cannot be divided among {self._total} environments: "
@@ -156,11 +175,26 @@ class Environments:
         return total // self._total
 
     def reset(self, key: jax.Array) -> tuple[EnvState, Timestep]:
-        """Starts an episode in every environment."""
+        """Starts an episode in every environment.
+
+        Args:
+            key: one random key, from which every environment gets its own.
+
+        Returns:
+            The state to pass to `step`, and a time step whose `obs` is the first observation.
+        """
         return self._reset(self.keys(key))
 
     def step(self, state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
-        """One step of every environment; an episode that ends is followed by a new one."""
+        """One step of every environment; an episode that ends is followed by a new one.
+
+        Args:
+            state: what `reset` or the last step returned.
+            action: an action for every environment, `[num_envs, ...]`.
+
+        Returns:
+            The next state, and what happened.
+        """
         if self._on_step is not None:
             self._on_step()
         return self._step(state, action)
@@ -170,6 +204,16 @@ class Environments:
 
         What `function` uses beside its arguments must be the same for all environments. The replica
         check does not look inside, and so allows operations that it refuses elsewhere.
+
+        Args:
+            function: of one environment's rows; it is written without the environment axis.
+            *rows: arrays, or trees of them, with the environment axis first.
+
+        Returns:
+            The function's results, with the environment axis first.
+
+        Raises:
+            TraceError: an array has no row for each environment.
         """
         for leaf in jax.tree.leaves(rows):
             if not jnp.shape(leaf) or jnp.shape(leaf)[0] != self.num_envs:
@@ -187,7 +231,11 @@ class Environments:
         if isinstance(environment, Host):
             inner, obs = jnp.zeros(raw.shape[:1], jnp.int32), environment.reset(raw)
         else:
-            inner, obs = jax.vmap(lambda key: self._reset_one(environment, key))(raw)
+
+            def reset_one(key: jax.Array) -> tuple[Any, Any]:
+                return self._reset_one(environment, key)
+
+            inner, obs = jax.vmap(reset_one)(raw)
         # Zeros and ones are made from the keys' rows, so that they have the environment axis.
         agents = () if self.num_agents is None else (self.num_agents,)
         zero = jnp.zeros((*raw.shape[:1], *agents), jnp.float32)
@@ -212,7 +260,11 @@ class Environments:
         if isinstance(environment, Host):
             inner, record, step = environment.step(state.inner, state.record, action)
             return state._replace(inner=inner, record=record), step
-        return jax.vmap(lambda s, a: self._step_one(environment, s, a))(state, action)
+
+        def step_one(state: EnvState, action: jax.Array) -> tuple[EnvState, Timestep]:
+            return self._step_one(environment, state, action)
+
+        return jax.vmap(step_one)(state, action)
 
     def _reset_one(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
         inner, obs = self._begin(environment, _draw(key, 0))
@@ -222,7 +274,7 @@ class Environments:
     def _begin(self, environment: Environment, key: jax.Array) -> tuple[Any, Any]:
         """A new episode of one environment: (state, obs)."""
         begun: Any = called(f"{environment.name}'s reset", environment.reset, key)
-        if not isinstance(begun, tuple) or len(begun) != 2:
+        if not is_pair(begun):
             self._refuse(f"reset returned {type(begun).__name__}, expected (state, obs)")
         return begun
 
@@ -233,7 +285,7 @@ class Environments:
     def _check_shape(self, what: str, given: Any, of_one: tuple[int, ...]) -> None:
         """Refuses shapes other than those declared: else an algorithm fails, far from the cause."""
         expected = (*(() if self.num_agents is None else (self.num_agents,)), *of_one)
-        if not isinstance(given, _ARRAYS):
+        if not _is_array(given):
             self._refuse(f"{what} of type {type(given).__name__}, expected an array")
         if jnp.shape(given) != expected:
             self._refuse(f"{what} of shape {list(jnp.shape(given))}, expected {list(expected)}")
@@ -245,10 +297,9 @@ class Environments:
                 f"step gives a state of structure {jax.tree.structure(new)}, reset one of "
                 f"{jax.tree.structure(old)}"
             )
-        leaves = jax.tree_util.tree_leaves_with_path(new)
-        for (path, after), before in zip(leaves, jax.tree.leaves(old), strict=True):
+        for (path, after), before in zip(leaves_with_path(new), jax.tree.leaves(old), strict=True):
             if not _becomes(after, before):
-                where = jax.tree_util.keystr(path, simple=True, separator=".")
+                where = keystr(path, simple=True, separator=".")
                 self._refuse(
                     f"step makes {f'{where} of ' * bool(where)}the state {_type_of(after)}, but "
                     f"reset makes it {_type_of(before)}"
@@ -279,7 +330,10 @@ class Environments:
         self._check_state(step.state, fresh)
 
         def new_if_done(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda n, o: jnp.where(done, n, o), new, old)
+            def one(new_leaf: Any, old_leaf: Any) -> jax.Array:
+                return jnp.where(done, new_leaf, old_leaf)
+
+            return jax.tree.map(one, new, old)
 
         next_state = EnvState(
             inner=without_keys(_strong(new_if_done(fresh, step.state))),
@@ -290,9 +344,18 @@ class Environments:
         return next_state, Timestep(obs, step.obs, reward, terminated, truncated, step.mask)
 
 
+def is_pair(answer: Any) -> TypeGuard[tuple[Any, Any]]:
+    """True for a tuple of two, as environments and algorithms return."""
+    return is_sequence(answer) and isinstance(answer, tuple) and len(answer) == 2
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray | np.generic | bool | int | float)
+
+
 def _becomes(after: Any, before: Any) -> bool:
     """True if `after` has the type of `before` when put in its place, as numbers and scalars do."""
-    if not isinstance(after, _ARRAYS) or not isinstance(before, _ARRAYS):
+    if not _is_array(after) or not _is_array(before):
         return False
     if jnp.shape(after) not in ((), jnp.shape(before)):
         return False
@@ -301,7 +364,7 @@ def _becomes(after: Any, before: Any) -> bool:
 
 
 def _type_of(value: Any) -> str:
-    if not isinstance(value, _ARRAYS):
+    if not _is_array(value):
         return type(value).__name__
     return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 
@@ -339,9 +402,13 @@ def _name_of(environment: Any) -> str:
 
 
 def _draw(raw_key: jax.Array, counter: jax.Array | int) -> jax.Array:
-    return jax.random.fold_in(jax.random.wrap_key_data(raw_key), counter)
+    return jax.random.fold_in(wrap_key_data(raw_key), counter)
 
 
 def _strong(tree: Any) -> Any:
     """Arrays without weak types: a loop's carry must not change type after its first step."""
-    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), tree)
+
+    def strong(leaf: Any) -> jax.Array:
+        return jax.lax.convert_element_type(leaf, jnp.result_type(leaf))
+
+    return jax.tree.map(strong, tree)

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
-import jax
-
-from fragflow._jax import is_name_valid, kernel_call
+from fragflow._jax import ClosedJaxpr, is_name_valid, kernel_call
+from fragflow._jax_typed import make_jaxpr
 from fragflow.errors import TraceError
 
 P = ParamSpec("P")
@@ -53,7 +52,17 @@ class Kernel(Generic[P, T]):
         absent: Callable[[], str | None] = lambda: None,
         fits: Callable[[Sequence[Any]], bool] = lambda _: True,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorates another way to compute this, `f(*args, platform)`."""
+        """Decorates another way to compute this, `f(*args, platform)`.
+
+        Args:
+            name: of the implementation, as users pick it.
+            picked_on: platforms on which it is the default; it has the reference's bits there.
+            absent: the reason that it cannot be used on this machine, or None.
+            fits: true if it can take arguments of these types.
+
+        Returns:
+            The decorator, which leaves the function as it is.
+        """
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             self.implementations[name] = Implementation(
@@ -73,6 +82,15 @@ def kernel(name: str) -> Callable[[Callable[P, T]], Kernel[P, T]]:
 
     The function itself is the reference: what runs in plain JAX, what is differentiated and mapped,
     and what every implementation is tested against.
+
+    Args:
+        name: dotted lower-case words, like `discounted_sums`, of one module only.
+
+    Returns:
+        The decorator. It makes a `Kernel`, which is called with arrays, by position.
+
+    Raises:
+        TraceError: the name is not such words, or another module has a kernel of that name.
     """
     if not is_name_valid(name):
         raise TraceError(
@@ -92,6 +110,6 @@ def kernel(name: str) -> Callable[[Callable[P, T]], Kernel[P, T]]:
     return decorate
 
 
-def reference_program(name: str, avals: Sequence[Any]) -> Any:
+def reference_program(name: str, avals: Sequence[Any]) -> ClosedJaxpr:
     """The program of a kernel's reference, for arguments of these types."""
-    return jax.make_jaxpr(KERNELS[name].reference)(*avals)
+    return make_jaxpr(KERNELS[name].reference)(*avals)

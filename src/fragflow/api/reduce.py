@@ -17,17 +17,41 @@ Tree = TypeVar("Tree")
 
 
 def all_mean(tree: Tree) -> Tree:
-    """Mean of a local mean (gradients, losses, statistics), leaf by leaf."""
+    """Mean of a local mean (gradients, losses, statistics), leaf by leaf.
+
+    Args:
+        tree: arrays, each a mean over the environments that are here.
+
+    Returns:
+        The same tree, with means over all environments.
+    """
     return _reduce("mean", tree)
 
 
 def all_sum(tree: Tree) -> Tree:
-    """Sum of a local sum (counts, totals), leaf by leaf."""
+    """Sum of a local sum (counts, totals), leaf by leaf.
+
+    Args:
+        tree: arrays, each a sum over the environments that are here.
+
+    Returns:
+        The same tree, with sums over all environments.
+    """
     return _reduce("sum", tree)
 
 
 def all_max(tree: Tree) -> Tree:
-    """Maximum of a local maximum, leaf by leaf."""
+    """Maximum of a local maximum, leaf by leaf.
+
+    Args:
+        tree: arrays, each a maximum over the environments that are here.
+
+    Returns:
+        The same tree, with maxima over all environments.
+
+    Raises:
+        TraceError: there is a leaf of complex numbers, which have no order.
+    """
     return _reduce("max", tree)
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
 from fragflow._jax import (
@@ -23,6 +22,7 @@ from fragflow._jax import (
     has_own_batching,
     is_key,
 )
+from fragflow._jax_typed import checkpoint_name, is_sequence, jit, make_jaxpr
 
 _ENVIRONMENT = "environment:"
 _ROWS = "rows:"
@@ -44,7 +44,7 @@ def environment_call(name: str, function: Callable[..., Any], args: Sequence[Any
         return function(*inner_args)
 
     inner.__name__ = inner.__qualname__ = _ENVIRONMENT + name
-    return jax.jit(inner)(*args)
+    return jit(inner)(*args)
 
 
 def row_map(function: Callable[..., Any], rows: Sequence[Any]) -> Any:
@@ -61,11 +61,11 @@ def row_map(function: Callable[..., Any], rows: Sequence[Any]) -> Any:
         return jax.vmap(one)(*[checkpoint_name(array, _ROWS) for array in arrays])
 
     of_one = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-    row = jax.make_jaxpr(one)(*of_one)
+    row = make_jaxpr(one)(*of_one)
     if any(has_own_batching(eqn) for eqn in row.jaxpr.eqns):
         return inner(*leaves)  # a user's batching rule may do other work for many rows: it is read
     inner.__name__ = inner.__qualname__ = _ROWS + digest(row)
-    return jax.jit(inner)(*leaves)
+    return jit(inner)(*leaves)
 
 
 def digest(closed: ClosedJaxpr) -> str:
@@ -80,7 +80,7 @@ def digest(closed: ClosedJaxpr) -> str:
                 text.update(np.asarray(array).tobytes())
         for eqn in program.jaxpr.eqns:
             for value in eqn.params.values():
-                for inner in value if isinstance(value, tuple | list) else (value,):
+                for inner in value if is_sequence(value) else (value,):
                     if isinstance(inner, ClosedJaxpr):
                         add(inner)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fragflow._jax import is_key
+from fragflow._jax_typed import wrap_key_data
 
 
 @jax.tree_util.register_dataclass
@@ -48,6 +49,6 @@ def with_keys(tree: Any) -> Any:
             return jnp.zeros(leaf.shape, leaf.dtype)
         if not isinstance(leaf, RawKey):
             return leaf
-        return jax.random.wrap_key_data(leaf.data, impl=leaf.impl)
+        return wrap_key_data(leaf.data, impl=leaf.impl)
 
     return jax.tree.map(key, tree, is_leaf=lambda leaf: isinstance(leaf, RawKey | Nothing))

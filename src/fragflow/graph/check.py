@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from fragflow._jax import contains_host_call, hosts_compiled_into, source_line
 from fragflow.errors import PolicyError, ReplicaError
@@ -50,7 +50,7 @@ def check_fragments(
         try:
             check_replicas(held.program, parts, count, known[over], axes)
         except ReplicaError as error:
-            uncut = by_environment if over == "environments" else {}
+            uncut: Mapping[Value, Kind] = by_environment if over == "environments" else {}
             raise cause_of(error, held.program, uncut, count, axes) from None
     return known
 
@@ -84,7 +84,7 @@ def check_replicas(
 
 
 @contextlib.contextmanager
-def _in_words_for(axes: Mapping[str, Axis]) -> Iterator[None]:
+def _in_words_for(axes: Mapping[str, Axis]) -> Generator[None]:
     """What is refused is said of environments; along the agents' axis, of agents."""
     try:
         yield

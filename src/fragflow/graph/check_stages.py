@@ -64,7 +64,7 @@ def _check_trace(stage: TraceStage) -> None:
     first = stage.traces[0]
     for trace in stage.traces:
         where = f"the trace for {trace.extent}"
-        for what in ("state_labels", "state_fields", "metric_labels", "episodes"):
+        for what in ("state_labels", "is_weight", "metric_labels", "episodes"):
             here, there = getattr(trace, what), getattr(first, what)
             if here != there:
                 raise StageError(stage.name, f"{where} has {what} {here}, the first one {there}")

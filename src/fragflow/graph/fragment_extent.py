@@ -150,4 +150,8 @@ class _HostPart(_Part):
 
 def _resized(tree: Any, count: int) -> Any:
     """Arrays resized to `count` rows: some are left out, or repeated."""
-    return jax.tree.map(lambda x: jnp.asarray(x)[np.arange(count) % jnp.shape(x)[0]], tree)
+
+    def resized(leaf: Any) -> jax.Array:
+        return jnp.asarray(leaf)[np.arange(count) % jnp.shape(leaf)[0]]
+
+    return jax.tree.map(resized, tree)

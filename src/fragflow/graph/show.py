@@ -1,9 +1,9 @@
 """Renders a graph: as text, as a Mermaid picture, or as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fragflow._jax import plain_aval, result_name
 from fragflow.errors import ConfigError, unknown
@@ -12,7 +12,8 @@ from fragflow.graph.ir import FDG, Fragment, Loop, Op, Parcel, Program, Transfer
 from fragflow.graph.passes.collectives import crossings, parcel_bytes, transfer_bytes
 from fragflow.policies.policy import Over
 
-FORMATS = ("text", "mermaid", "json")
+Format = Literal["text", "mermaid", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 Picks = Mapping[str, Mapping[str, str]]
@@ -20,9 +21,10 @@ Picks = Mapping[str, Mapping[str, str]]
 
 
 def render(
-    fdg: FDG, format: str = "text", title: str = "", implementations: Picks | None = None
+    fdg: FDG, format: Format = "text", title: str = "", implementations: Picks | None = None
 ) -> str:
     """The graph in one of the `FORMATS`, with the implementations that fragments use."""
+    renderers: dict[str, Callable[[FDG, str, Picks], str]]
     renderers = {"text": _text, "mermaid": _mermaid, "json": _json}
     if format not in renderers:
         raise ConfigError(unknown("format", format, FORMATS))

@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Shaped
 
 from fragflow.ops.distributions import Distribution
 
 
-def step_mean(x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def step_mean(x: Float[Array, "*B"], mask: Bool[Array, "*B"] | None = None) -> Float[Array, ""]:
     """The mean over steps of a loss's term, to which steps with a `mask` of False add nothing.
 
     At such a step nothing happened: its action changed nothing, and no return follows it. So it
@@ -20,7 +21,9 @@ def step_mean(x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     return jnp.mean(x if mask is None else jnp.where(mask, x, 0.0))
 
 
-def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, clip: float) -> jax.Array:
+def clipped_surrogate(
+    ratio: Float[Array, "*B"], advantage: Float[Array, "*B"], clip: float
+) -> Float[Array, "*B"]:
     """PPO's loss of the policy, per sample (Schulman et al. 2017, eq. 7, negated).
 
     `ratio` is the probability of the action under the new policy over that under the old one.
@@ -29,14 +32,17 @@ def clipped_surrogate(ratio: jax.Array, advantage: jax.Array, clip: float) -> ja
     return -jnp.minimum(ratio * advantage, clipped * advantage)
 
 
-def value_loss(value: jax.Array, target: jax.Array) -> jax.Array:
+def value_loss(value: Float[Array, "*B"], target: Float[Array, "*B"]) -> Float[Array, "*B"]:
     """Half the squared error of the value, per sample."""
     return 0.5 * jnp.square(value - target)
 
 
 def clipped_value_loss(
-    value: jax.Array, old_value: jax.Array, target: jax.Array, clip: float
-) -> jax.Array:
+    value: Float[Array, "*B"],
+    old_value: Float[Array, "*B"],
+    target: Float[Array, "*B"],
+    clip: float,
+) -> Float[Array, "*B"]:
     """Half the squared error, pessimistic about moves of more than `clip` from the old value.
 
     Not in the paper, but in its authors' code (see Engstrom et al. 2020, section 3).
@@ -47,53 +53,53 @@ def clipped_value_loss(
 
 def policy_gradient_loss(
     *,
-    log_prob: jax.Array,
-    advantage: jax.Array,
-    value: jax.Array,
-    target: jax.Array,
-    entropy: jax.Array,
-    mask: jax.Array | None,
+    log_prob: Float[Array, "*B"],
+    advantage: Float[Array, "*B"],
+    value: Float[Array, "*B"],
+    target: Float[Array, "*B"],
+    entropy: Float[Array, "*B"],
+    mask: Bool[Array, "*B"] | None,
     value_coef: float,
     entropy_coef: float,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """The loss of advantage actor-critic (Mnih et al. 2016, section 4), and its parts.
 
     `advantage` and `target` are taken for granted: only what they are compared with learns.
     """
     policy_loss = -step_mean(advantage * log_prob, mask)
     critic_loss = step_mean(value_loss(value, target), mask)
-    entropy = step_mean(entropy, mask)
-    loss = policy_loss + value_coef * critic_loss - entropy_coef * entropy
-    return loss, {"policy_loss": policy_loss, "value_loss": critic_loss, "entropy": entropy}
+    mean_entropy = step_mean(entropy, mask)
+    loss = policy_loss + value_coef * critic_loss - entropy_coef * mean_entropy
+    return loss, {"policy_loss": policy_loss, "value_loss": critic_loss, "entropy": mean_entropy}
 
 
 class PPOBatch(NamedTuple):
     """The data that PPO's gradient is computed from; any axes first, the same for all fields."""
 
-    obs: jax.Array
+    obs: Shaped[Array, "B ..."]
     """as networks see them"""
-    action: jax.Array
-    log_prob: jax.Array
+    action: Shaped[Array, "B ..."]
+    log_prob: Float[Array, " B"]
     """under the policy that acted"""
-    advantage: jax.Array
-    target: jax.Array
+    advantage: Float[Array, " B"]
+    target: Float[Array, " B"]
     """for the critic"""
-    mask: jax.Array | None
+    mask: Bool[Array, " B"] | None
     """False where nothing happened"""
-    value: jax.Array | None = None
+    value: Float[Array, " B"] | None = None
     """the critic's before learning; needed where its change is clipped"""
 
 
 def ppo_loss(
     distribution: Distribution,
-    value: jax.Array,
+    value: Float[Array, "*B"],
     batch: PPOBatch,
     *,
     clip: float,
     value_coef: float,
     entropy_coef: float,
     clip_value: bool = False,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """The clipped objective (Schulman et al. 2017, eq. 9), negated, and its parts.
 
     `distribution` and `value` are what the networks say now, `batch` is what was collected.
@@ -119,7 +125,7 @@ def ppo_loss(
     }
 
 
-def huber(error: jax.Array, delta: float = 1.0) -> jax.Array:
+def huber(error: Float[Array, "*B"], delta: float = 1.0) -> Float[Array, "*B"]:
     """Half the square of an error, linear beyond `delta` (Huber 1964; Mnih et al. 2015 clip so)."""
     size = jnp.abs(error)
     near = jnp.minimum(size, delta)

@@ -1,11 +1,12 @@
 """Splits of a batch: into minibatches, chunks of time, and blocks that fit a cache."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Key, Shaped
 
 from fragflow.errors import ConfigError
 
@@ -16,8 +17,10 @@ BLOCK_SAMPLES = 8192
 """Samples for which the output of a layer of usual width stays in a CPU's cache."""
 
 
-def time_minibatches(key: jax.Array, length: int, epochs: int, minibatches: int) -> jax.Array:
-    """Time steps of each minibatch, int32 `[epochs * minibatches, length / minibatches]`.
+def time_minibatches(
+    key: Key[Array, ""], length: int, epochs: int, minibatches: int
+) -> Int32[Array, "{epochs}*{minibatches} {length}//{minibatches}"]:
+    """Time steps of each minibatch.
 
     Every epoch visits every step once, in a new order. A minibatch holds all environments at its
     steps: it does not depend on where they are, and is a gather of whole rows.
@@ -28,32 +31,31 @@ def time_minibatches(key: jax.Array, length: int, epochs: int, minibatches: int)
     return orders.reshape(epochs * minibatches, length // minibatches)
 
 
-def env_minibatches(keys: jax.Array, length: int, epochs: int, minibatches: int) -> jax.Array:
-    """As `time_minibatches`, but each environment's steps come in an order of their own.
-
-    `keys` are `[epochs, N]`, the result `[epochs * minibatches, length / minibatches, N]`.
-    """
+def env_minibatches(
+    keys: Key[Array, "{epochs} N"], length: int, epochs: int, minibatches: int
+) -> Int32[Array, "{epochs}*{minibatches} {length}//{minibatches} N"]:
+    """As `time_minibatches`, but each environment's steps come in an order of their own."""
     steps = jnp.arange(length, dtype=jnp.int32)
     orders = jax.vmap(jax.vmap(lambda key: jax.random.permutation(key, steps), 0, 1))(keys)
     return orders.reshape(epochs * minibatches, length // minibatches, keys.shape[1])
 
 
-def take_time(tree: Tree, time_idx: jax.Array) -> Tree:
+def take_time(tree: Tree, time_idx: Int32[Array, "B *N"]) -> Tree:
     """The rows of `[T, N, ...]` at `time_idx` `[B]`, or each environment's own at `[B, N]`."""
 
-    def take(x: jax.Array, idx: jax.Array) -> jax.Array:
+    def take(x: Shaped[Array, "T *x"], idx: Int32[Array, " B"]) -> Shaped[Array, "B *x"]:
         return x.at[idx].get(mode="promise_in_bounds")
 
     by_env = take if time_idx.ndim == 1 else jax.vmap(take, 1, 1)
     return jax.tree.map(lambda x: by_env(x, time_idx), tree)
 
 
-def chunks_as_batch(x: jax.Array) -> jax.Array:
-    """Chunks of time `[C, L, N, ...]` as sequences of one batch, `[L, C * N, ...]`."""
+def chunks_as_batch(x: Shaped[Array, "C L N *x"]) -> Shaped[Array, "L C*N *x"]:
+    """Chunks of time as sequences of one batch."""
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
 
 
-def merged(x: jax.Array, axis: int, count: int) -> jax.Array:
+def merged(x: Shaped[Array, "..."], axis: int, count: int) -> Shaped[Array, "..."]:
     """`x` with `count` axes, from `axis` on, as one."""
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + count :])
 
@@ -68,10 +70,10 @@ def map_over_time(function: Callable[[Any], Any], rows: Any, row_samples: int) -
 
 
 def grad_over_time(
-    loss: Callable[[Any, Tree], tuple[jax.Array, Info]],
+    loss: Callable[[Any, Tree], tuple[Float[Array, ""], Info]],
     params: Any,
     batch: Tree,
-    time_idx: jax.Array,
+    time_idx: Int32[Array, "B *N"],
     row_samples: int,
     batch_axes: int = 2,
 ) -> tuple[Any, Info]:
@@ -81,7 +83,7 @@ def grad_over_time(
     samples, `[B, ...]`. It must be a mean over them, as it is computed in blocks (`map_over_time`).
     """
 
-    def of_block(block: jax.Array) -> tuple[Any, Info]:
+    def of_block(block: Int32[Array, "B *N"]) -> tuple[Any, Info]:
         # One batch axis: XLA differentiates matrix products of three axes twice as slowly.
         samples = jax.tree.map(lambda x: merged(x, 0, batch_axes), take_time(batch, block))
         return jax.grad(loss, has_aux=True)(params, samples)
@@ -97,16 +99,23 @@ def _map_blocks(function: Callable[[Any], Any], rows: Any, row_samples: int) -> 
     return lax.map(function, jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows))
 
 
+@runtime_checkable
 class RememberingCritic(Protocol):
     """The methods of a network that `values_over_chunks` needs; see `GRUActorCritic`."""
 
-    def observe(self, part: Any, memory: jax.Array, obs: jax.Array) -> jax.Array: ...
+    def observe(
+        self, part: Any, memory: Float[Array, "*B units"], obs: Shaped[Array, "..."]
+    ) -> Float[Array, "*B units"]: ...
 
     def observe_all(
-        self, part: Any, memory: jax.Array, first: jax.Array, obs: jax.Array
-    ) -> jax.Array: ...
+        self,
+        part: Any,
+        memory: Float[Array, "*B units"],
+        first: Bool[Array, "T *B"],
+        obs: Shaped[Array, "T ..."],
+    ) -> Float[Array, "T *B units"]: ...
 
-    def value(self, critic: Any, memory: jax.Array) -> jax.Array: ...
+    def value(self, critic: Any, memory: Float[Array, "*B units"]) -> Float[Array, "*B"]: ...
 
 
 def check_chunks(rollout_length: int, chunk_length: int, minibatches: int) -> None:
@@ -143,19 +152,21 @@ def scan_chunks(
 def values_over_chunks(
     network: RememberingCritic,
     critic: Any,
-    memory: jax.Array,
-    first: jax.Array,
-    obs: jax.Array,
-    next_obs: jax.Array,
-    see: Callable[[jax.Array], jax.Array] = lambda obs: obs,
-) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """Values before and after each step, `[C, L, ...]`, and memories between chunks.
+    memory: Float[Array, "*B units"],
+    first: Bool[Array, "C L *B"],
+    obs: Shaped[Array, "C L ..."],
+    next_obs: Shaped[Array, "C L ..."],
+    see: Callable[[Array], Array] = lambda obs: obs,
+) -> tuple[tuple[Float[Array, "C L *B"], Float[Array, "C L *B"]], Float[Array, "C+1 *B units"]]:
+    """Values before and after each step, and memories between chunks.
 
-    These are `[C + 1, ..., units]`: `memory` is the first, and the last one is for the next
-    rollout. `see` makes of observations what the critic sees, chunk by chunk.
+    `memory` is the first of these, and the last one is for the next rollout. `see` makes of
+    observations what the critic sees, chunk by chunk.
     """
 
-    def of_chunk(memory: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, Any]:
+    def of_chunk(
+        memory: Float[Array, "*B units"], chunk: tuple[Array, ...]
+    ) -> tuple[Float[Array, "*B units"], Any]:
         first, now, later = chunk[0], see(chunk[1]), see(chunk[2])
         memories = network.observe_all(critic, memory, first, now)
         # The true successor, seen with the memory of this episode, also where it ends here.

@@ -1,10 +1,11 @@
 """Replay: rings of the latest steps, draws by priority, transitions over several steps."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int32, Key, PyTree, Shaped
 
 from fragflow.api.environment import Timestep
 from fragflow.api.reduce import all_max
@@ -13,22 +14,21 @@ from fragflow.api.reduce import all_max
 class Ring(NamedTuple):
     """The latest steps of every environment."""
 
-    rows: Any
-    """a pytree of `[N, capacity, ...]`: environments first"""
-    added: jax.Array
-    """int32, how many steps were ever added to each ring"""
+    rows: PyTree[Shaped[Array, "N capacity ..."]]
+    added: Int32[Array, ""]
+    """how many steps were ever added to each ring"""
 
     @property
     def capacity(self) -> int:
         return jax.tree.leaves(self.rows)[0].shape[1]
 
     @property
-    def filled(self) -> jax.Array:
+    def filled(self) -> Int32[Array, ""]:
         """The number of entries of each ring that are in use: the first ones."""
         return jnp.minimum(self.added, self.capacity)
 
     @property
-    def head(self) -> jax.Array:
+    def head(self) -> Int32[Array, ""]:
         """The position that the next step is written to."""
         return self.added % self.capacity
 
@@ -41,19 +41,21 @@ def ring_capacity(total: int, num_envs: int, length: int) -> int:
     return -(-total // (num_envs * length)) * length
 
 
-def empty_ring(like: Any, capacity: int) -> Ring:
-    """Rings for steps of the type of `like`, a pytree of `[N, ...]`."""
+def empty_ring(like: PyTree[Shaped[Array, "N ..."]], capacity: int) -> Ring:
+    """Rings for steps of the type of `like`."""
 
-    def zeros(x: jax.Array) -> jax.Array:
+    def zeros(x: Shaped[Array, "N ..."]) -> Shaped[Array, "N capacity ..."]:
         return jnp.zeros((x.shape[0], capacity, *x.shape[1:]), x.dtype)
 
     return Ring(jax.tree.map(zeros, like), jnp.int32(0))
 
 
-def add_steps(ring: Ring, steps: Any) -> Ring:
-    """Writes steps `[T, N, ...]` over the oldest ones; `T` divides the capacity."""
+def add_steps(ring: Ring, steps: PyTree[Shaped[Array, "T N ..."]]) -> Ring:
+    """Writes steps over the oldest ones; `T` divides the capacity."""
 
-    def write(rows: jax.Array, new: jax.Array) -> jax.Array:
+    def write(
+        rows: Shaped[Array, "N capacity *x"], new: Shaped[Array, "T N *x"]
+    ) -> Shaped[Array, "N capacity *x"]:
         start = (0, ring.head, *(0 for _ in new.shape[2:]))
         return lax.dynamic_update_slice(rows, jnp.moveaxis(new, 0, 1), start)
 
@@ -61,17 +63,22 @@ def add_steps(ring: Ring, steps: Any) -> Ring:
     return Ring(jax.tree.map(write, ring.rows, steps), ring.added + length)
 
 
-def sample_uniformly(ring: Ring, keys: jax.Array, number: int) -> jax.Array:
-    """Places of `number` entries for every key, int32 `[U, N, number]`; keys are `[U, N]`."""
+def sample_uniformly(
+    ring: Ring, keys: Key[Array, "U N"], number: int
+) -> Int32[Array, "U N {number}"]:
+    """Places of `number` entries for every key."""
     uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (number,))))(keys)
     # Rounding may give the number of entries itself.
-    return jnp.minimum((uniform * ring.filled).astype(jnp.int32), ring.filled - 1)
+    scaled = uniform * ring.filled.astype(jnp.float32)
+    return jnp.minimum(scaled.astype(jnp.int32), ring.filled - 1)
 
 
-def take(ring: Ring, places: jax.Array) -> Any:
-    """The entries at `places` `[U, N, K]`: a pytree of `[U, N, K, ...]`."""
+def take(ring: Ring, places: Int32[Array, "U N K"]) -> PyTree[Shaped[Array, "U N K ..."]]:
+    """The entries at `places`."""
 
-    def of_environment(rows: jax.Array, places: jax.Array) -> jax.Array:
+    def of_environment(
+        rows: Shaped[Array, "capacity *x"], places: Int32[Array, "U K"]
+    ) -> Shaped[Array, "U K *x"]:
         return rows.at[places].get(mode="promise_in_bounds")
 
     of_all = jax.vmap(of_environment, in_axes=(0, 1), out_axes=1)
@@ -90,18 +97,18 @@ MIN_ERROR = 1e-3
 class Priorities(NamedTuple):
     """For every entry of every environment's ring; zero where there is none."""
 
-    chances: jax.Array
-    """`[N, capacity]`, up to whole blocks: `p^alpha`, in proportion to which entries are drawn"""
-    largest: jax.Array
-    """`[N]`, the largest that was ever set"""
+    chances: Float[Array, "N room"]
+    """`p^alpha`, in proportion to which entries are drawn; there is room for whole blocks"""
+    largest: Float[Array, " N"]
+    """the largest that was ever set"""
 
 
 class Drawn(NamedTuple):
-    """Entries to learn from, `[U, N, K]`."""
+    """Entries to learn from."""
 
-    places: jax.Array
-    """int32, positions in the ring"""
-    weight: jax.Array
+    places: Int32[Array, "U N K"]
+    """positions in the ring"""
+    weight: Float[Array, "U N K"]
     """corrects for how often an entry is drawn; at most 1"""
 
 
@@ -111,10 +118,10 @@ def no_priorities(num_envs: int, capacity: int) -> Priorities:
     return Priorities(jnp.zeros((num_envs, room)), jnp.ones(num_envs))
 
 
-def add_priorities(priorities: Priorities, ring: Ring, weight: jax.Array) -> Priorities:
+def add_priorities(priorities: Priorities, ring: Ring, weight: Float[Array, "T N"]) -> Priorities:
     """Before steps are added to `ring`: they get the largest priority known (algorithm 1, line 6).
 
-    `weight` is `[T, N]`. What has the weight zero is never drawn.
+    What has the weight zero is never drawn.
     """
     largest = all_max(jnp.max(priorities.largest))
     new = jnp.where(weight.T > 0, largest, 0.0)
@@ -123,9 +130,13 @@ def add_priorities(priorities: Priorities, ring: Ring, weight: jax.Array) -> Pri
 
 
 def sample_by_priority(
-    priorities: Priorities, ring: Ring, keys: jax.Array, number: int, correction: jax.Array
+    priorities: Priorities,
+    ring: Ring,
+    keys: Key[Array, "U N"],
+    number: int,
+    correction: Float[Array, ""],
 ) -> Drawn:
-    """`number` entries for every key `[U, N]`, with a chance proportional to `p^alpha` (eq. 1).
+    """`number` entries for every key, with a chance proportional to `p^alpha` (eq. 1).
 
     Every environment gives equally many, chosen within its own ring. The weights are
     `(filled * P)^-correction`, over their maximum in the batch (section 3.4).
@@ -133,14 +144,17 @@ def sample_by_priority(
     uniform = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (number,))))(keys)
     of_all = jax.vmap(_draw, in_axes=(0, 1), out_axes=1)
     places, chance = of_all(priorities.chances, uniform)
-    weight = (ring.filled * jnp.maximum(chance, 1e-12)) ** -correction
+    number_filled = ring.filled.astype(jnp.float32)
+    weight = (number_filled * jnp.maximum(chance, 1e-12)) ** -correction
     weight = jnp.where(chance > 0, weight, 0.0)
     largest = all_max(jnp.max(weight, axis=(1, 2)))
     return Drawn(places, weight / jnp.maximum(largest, 1e-12)[:, None, None])
 
 
-def _draw(chances: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """In one ring `[capacity]`: places for `uniform` `[U, K]`, and the probability of each.
+def _draw(
+    chances: Float[Array, " room"], uniform: Float[Array, "*K"]
+) -> tuple[Int32[Array, "*K"], Float[Array, "*K"]]:
+    """In one ring: places for `uniform`, and the probability of each.
 
     Found from above: a block, a part of it, an entry. XLA takes a running sum over all entries of a
     block in several times the time that both shorter ones take.
@@ -157,13 +171,16 @@ def _draw(chances: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]
     return (block * PARTS + part) * (BLOCK // PARTS) + entry, chance
 
 
-def _first_above(chances: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first position along the last axis up to which more than `target` adds up, int32.
+def _first_above(
+    chances: Float[Array, "*rows C"], target: Float[Array, "*K"]
+) -> tuple[Int32[Array, "*K"], Float[Array, "*K"]]:
+    """The first position along the last axis up to which more than `target` adds up.
 
     And what is left of the target there. `chances` are one row for all targets, or one for each.
     """
     ends = jnp.cumsum(chances, axis=-1)
-    passed = jnp.sum(ends <= target[..., None], axis=-1, dtype=jnp.int32)
+    for_each = lax.broadcast_to_rank(ends, target.ndim + 1)
+    passed = jnp.sum(for_each <= target[..., None], axis=-1, dtype=jnp.int32)
     position = jnp.minimum(passed, ends.shape[-1] - 1)
     # Rounding may point to a place without a chance: then the likeliest is taken.
     best = jnp.argmax(chances, axis=-1).astype(jnp.int32)
@@ -172,19 +189,24 @@ def _first_above(chances: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.
     return position, target - jnp.where(position > 0, before, 0.0)
 
 
-def _pick(rows: jax.Array, position: jax.Array) -> jax.Array:
+def _pick(rows: Float[Array, "*rows C"], position: Int32[Array, "*K"]) -> Float[Array, "*K"]:
     if rows.ndim == 1:
         return rows[position]
     return jnp.take_along_axis(rows, position[..., None], axis=-1)[..., 0]
 
 
 def set_priorities(
-    priorities: Priorities, places: jax.Array, error: jax.Array, exponent: float
+    priorities: Priorities,
+    places: Int32[Array, "U N K"],
+    error: Float[Array, "U N K"],
+    exponent: float,
 ) -> Priorities:
-    """Gives the entries at `places` `[U, N, K]` priorities by their errors (section 3.3)."""
+    """Gives the entries at `places` priorities by their errors (section 3.3)."""
     new = (jnp.abs(error) + MIN_ERROR) ** exponent
 
-    def of_environment(chances: jax.Array, places: jax.Array, new: jax.Array) -> jax.Array:
+    def of_environment(
+        chances: Float[Array, " room"], places: Int32[Array, "U K"], new: Float[Array, "U K"]
+    ) -> Float[Array, " room"]:
         # An entry may have been drawn twice; whichever order they come in, the larger one stays.
         return chances.at[places].set(0.0).at[places].max(new)
 
@@ -194,34 +216,36 @@ def set_priorities(
 
 
 class Steps(NamedTuple):
-    """Steps of environments, `[T, N, ...]`: time first, then environments."""
+    """Steps of environments: time first, then environments."""
 
-    obs: jax.Array
-    action: jax.Array
-    reward: jax.Array
-    next_obs: jax.Array
+    obs: Shaped[Array, "T N ..."]
+    action: Shaped[Array, "T N ..."]
+    reward: Float[Array, "T N"]
+    next_obs: Shaped[Array, "T N ..."]
     """the true successor"""
-    terminated: jax.Array
-    truncated: jax.Array
-    mask: jax.Array | None = None
+    terminated: Bool[Array, "T N"]
+    truncated: Bool[Array, "T N"]
+    mask: Bool[Array, "T N"] | None = None
     """False where nothing happened; None: it always did"""
 
 
 class Transition(NamedTuple):
     """All that learning needs to know; any axes first, the same for all fields."""
 
-    obs: jax.Array
-    action: jax.Array
-    reward: jax.Array
+    obs: Shaped[Array, "B ..."]
+    action: Shaped[Array, "B ..."]
+    reward: Float[Array, " B"]
     """the discounted sum over the steps"""
-    discount: jax.Array
+    discount: Float[Array, " B"]
     """of the value of `next_obs`: zero where the episode terminated"""
-    next_obs: jax.Array
-    weight: jax.Array
+    next_obs: Shaped[Array, "B ..."]
+    weight: Float[Array, " B"]
     """weight in the loss; 0 for a transition that did not happen"""
 
 
-def steps_of(obs: jax.Array, action: jax.Array, t: Timestep) -> Steps:
+def steps_of(
+    obs: Shaped[Array, "N *obs"], action: Shaped[Array, "N *action"], t: Timestep
+) -> Steps:
     """The steps that `action` after `obs` led to."""
     return Steps(obs, action, t.reward, t.next_obs, t.terminated, t.truncated, t.mask)
 
@@ -247,7 +271,7 @@ def n_step(steps: Steps, n: int, gamma: float) -> Transition:
     """
     length = steps.reward.shape[0] - n + 1
 
-    def at(k: int, x: jax.Array) -> jax.Array:
+    def at(k: int, x: Shaped[Array, "T *x"]) -> Shaped[Array, "length *x"]:
         return x[k : k + length]
 
     reward, next_obs = at(0, steps.reward), at(0, steps.next_obs)
@@ -260,16 +284,20 @@ def n_step(steps: Steps, n: int, gamma: float) -> Transition:
         next_obs = jnp.where(_like(goes_on, next_obs), at(k, steps.next_obs), next_obs)
         terminated |= goes_on & at(k, steps.terminated)
         goes_on &= ~at(k, done)
+    if steps.mask is None:
+        weight = jnp.ones_like(reward)
+    else:
+        weight = at(0, steps.mask).astype(jnp.float32)
     return Transition(
         obs=at(0, steps.obs),
         action=at(0, steps.action),
         reward=reward,
         discount=jnp.where(terminated, 0.0, discount),
         next_obs=next_obs,
-        weight=jnp.ones_like(reward) if steps.mask is None else at(0, steps.mask) * 1.0,
+        weight=weight,
     )
 
 
-def _like(flag: jax.Array, x: jax.Array) -> jax.Array:
+def _like(flag: Bool[Array, "*B"], x: Shaped[Array, "..."]) -> Bool[Array, "..."]:
     """`flag` with as many axes as `x`."""
     return flag.reshape(*flag.shape, *(1 for _ in range(x.ndim - flag.ndim)))

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float
 
 from fragflow.api.kernel import kernel
 from fragflow.ops.kernels import native, pallas
@@ -13,14 +13,14 @@ from fragflow.ops.kernels import native, pallas
 
 def gae(
     *,
-    reward: jax.Array,
-    value: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    done: jax.Array,
+    reward: Float[Array, "T *N"],
+    value: Float[Array, "T *N"],
+    next_value: Float[Array, "T *N"],
+    terminated: Bool[Array, "T *N"],
+    done: Bool[Array, "T *N"],
     gamma: float,
     gae_lambda: float,
-) -> jax.Array:
+) -> Float[Array, "T *N"]:
     """Generalised advantage estimates, `[T, N]` (Schulman et al. 2016, eq. 16).
 
     All arrays are `[T, N]`. `next_value` is the value of the true successor: where an episode was
@@ -35,13 +35,15 @@ def gae(
 
 
 @kernel("discounted_sums")
-def discounted_sums(reward: jax.Array, discount: jax.Array) -> jax.Array:
+def discounted_sums(
+    reward: Float[Array, "T *N"], discount: Float[Array, "T *N"]
+) -> Float[Array, "T *N"]:
     """`sum_t = reward_t + discount_t * sum_t+1` along the first axis.
 
     With a discount of zero where an episode ends, these are the episode's rewards to go.
     """
 
-    def accumulate(later: jax.Array, step: tuple[jax.Array, jax.Array]):
+    def accumulate(later: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, discount = step
         total = reward + discount * later
         return total, total
@@ -64,20 +66,20 @@ discounted_sums.implementation("pallas", fits=_are_floats)(pallas.discounted_sum
 class VTrace(NamedTuple):
     """Estimates for the policy that learns, `[T, N]`."""
 
-    target: jax.Array
+    target: Float[Array, "T *N"]
     """the value that the critic should have given"""
-    advantage: jax.Array
+    advantage: Float[Array, "T *N"]
     """by how much each action was better than the critic said; weighs its log-probability"""
 
 
 def vtrace(
     *,
-    log_ratio: jax.Array,
-    reward: jax.Array,
-    value: jax.Array,
-    next_value: jax.Array,
-    terminated: jax.Array,
-    done: jax.Array,
+    log_ratio: Float[Array, "T *N"],
+    reward: Float[Array, "T *N"],
+    value: Float[Array, "T *N"],
+    next_value: Float[Array, "T *N"],
+    terminated: Bool[Array, "T *N"],
+    done: Bool[Array, "T *N"],
     gamma: float,
     trace_lambda: float = 1.0,
     clip_rho: float = 1.0,

@@ -1,11 +1,13 @@
 """Agents in teams: one axis of agents, in the order of teams, and how they act."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Float, Int32, Key, Shaped
 
 from fragflow.ops.acting import choose
 from fragflow.ops.distributions import Distribution
@@ -57,13 +59,15 @@ def team_metrics(teams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def team_numbers(teams: Sequence[int]) -> jax.Array:
-    """The number of each agent's team, int32 `[agents]`."""
+def team_numbers(teams: Sequence[int]) -> Int32[Array, " A"]:
+    """The number of each agent's team."""
     return jnp.asarray(np.repeat(np.arange(len(teams), dtype=np.int32), teams))
 
 
-def own_team(team: jax.Array, as_team: Sequence[jax.Array]) -> jax.Array:
-    """For each agent `[A, ...]`, what it would be as a member of its own team, `[A]`."""
+def own_team(
+    team: Int32[Array | np.ndarray, " A"], as_team: Sequence[Shaped[Array, "A *x"]]
+) -> Shaped[Array, "A *x"]:
+    """For each agent, what it would be as a member of its own team."""
     chosen = as_team[0]
     for k, other in enumerate(as_team[1:], start=1):
         is_member = (team == k).reshape(-1, *[1] * (other.ndim - 1))
@@ -71,8 +75,10 @@ def own_team(team: jax.Array, as_team: Sequence[jax.Array]) -> jax.Array:
     return chosen
 
 
-def joint_observations(obs: jax.Array, members: slice = slice(None)) -> jax.Array:
-    """All agents' views `[..., A, D]` for each of `members`, its own first, `[..., M, A * D]`.
+def joint_observations(
+    obs: Float[Array, "*B A D"], members: slice = slice(None)
+) -> Float[Array, "*B M A*D"]:
+    """All agents' views for each of `members`, its own first.
 
     The others follow in their order, so that an agent's view tells which agent it is.
     """
@@ -82,33 +88,36 @@ def joint_observations(obs: jax.Array, members: slice = slice(None)) -> jax.Arra
     return jnp.stack([view.reshape(*view.shape[:-2], -1) for view in views], -2)
 
 
-def agent_keys(keys: jax.Array, count: int) -> jax.Array:
-    """A key for each of `count` agents from each environment's `[N]`: `[N, count]`."""
+def agent_keys(keys: Key[Array, " N"], count: int) -> Key[Array, "N {count}"]:
+    """A key for each of `count` agents from each environment's."""
     return jax.vmap(lambda key: jax.random.split(key, count))(keys)
 
 
+@runtime_checkable
 class RememberingActor(Protocol):
     """The methods of a network that acting needs; see `GRUActorCritic`."""
 
-    def observe(self, part: Any, memory: jax.Array, obs: jax.Array) -> jax.Array: ...
+    def observe(
+        self, part: Any, memory: Float[Array, "*B units"], obs: Shaped[Array, "..."]
+    ) -> Float[Array, "*B units"]: ...
 
-    def policy(self, actor: Any, memory: jax.Array) -> Distribution: ...
+    def policy(self, actor: Any, memory: Float[Array, "*B units"]) -> Distribution: ...
 
 
 def act_in_teams(
     network: RememberingActor,
     actors: Sequence[Any],
     teams: Sequence[int],
-    memory: jax.Array,
-    obs: jax.Array,
-    keys: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Memories, sampled actions and their log-probabilities of all agents, `[N, A, ...]`.
+    memory: Float[Array, "N A units"],
+    obs: Shaped[Array, "N A ..."],
+    keys: Key[Array, " N"],
+) -> tuple[Float[Array, "N A units"], Shaped[Array, "N A ..."], Float[Array, "N A"]]:
+    """Memories, sampled actions and their log-probabilities of all agents.
 
-    There is an actor for each team; `keys` are the environments', `[N]`.
+    There is an actor for each team; `keys` are the environments'.
     """
 
-    def of_team(actor: Any, memory: jax.Array, obs: jax.Array, keys: jax.Array) -> Any:
+    def of_team(actor: Any, memory: Array, obs: Array, keys: Array) -> Any:
         memory = network.observe(actor, memory, obs)
         distribution = network.policy(actor, memory)
         action = distribution.sample(keys)
@@ -121,19 +130,19 @@ def act_in_teams(
 def act_as_members(
     network: RememberingActor,
     params: Any,
-    memory: jax.Array,
-    obs: jax.Array,
-    key: jax.Array,
+    memory: Float[Array, "A units"],
+    obs: Shaped[Array, "A ..."],
+    key: Key[Array, ""],
     explore: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Actions and memories of all agents of one environment, `[A, ...]`.
+) -> tuple[Shaped[Array, "A ..."], Float[Array, "A units"]]:
+    """Actions and memories of all agents of one environment.
 
     `params` has an `actor` for each team, and the `team` of each agent. Teams are known only when
     this runs, so every actor acts for all agents. Without `explore`, actions are the likeliest.
     """
     keys = jax.random.split(key, obs.shape[0])
 
-    def as_team(actor: Any) -> tuple[jax.Array, jax.Array]:
+    def as_team(actor: Any) -> tuple[Array, Array]:
         updated = network.observe(actor, memory, obs)
         distribution = network.policy(actor, updated)
         return choose(distribution, keys, explore), updated

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
+from jaxtyping import Float
 
 
 class Learner(NamedTuple):
@@ -18,9 +20,9 @@ def descend(
     optimiser: optax.GradientTransformation,
     learner: Learner,
     grads: Any,
-    rate: jax.Array | float,
+    rate: Float[Array, ""] | float,
     max_norm: float | None = None,
-) -> tuple[Learner, jax.Array]:
+) -> tuple[Learner, Float[Array, ""]]:
     """The learner after a step against `grads`, and their norm.
 
     Gradients with a larger global norm than `max_norm` are scaled down to it. They must be means
@@ -38,9 +40,9 @@ def descend_apart(
     optimiser: optax.GradientTransformation,
     learner: Learner,
     grads: Any,
-    rate: jax.Array | float,
+    rate: Float[Array, ""] | float,
     max_norm: float | None = None,
-) -> tuple[Learner, dict[str, jax.Array]]:
+) -> tuple[Learner, dict[str, Float[Array, ""]]]:
     """`descend` part by part: gradients of a critic, say, do not shrink those of an actor."""
     after = {
         part: descend(
@@ -56,6 +58,6 @@ def descend_apart(
 Tree = TypeVar("Tree")
 
 
-def polyak(target: Tree, online: Tree, rate: float | jax.Array) -> Tree:
+def polyak(target: Tree, online: Tree, rate: Float[Array, ""] | float) -> Tree:
     """`target` moved towards `online` by `rate` (Lillicrap et al. 2016, section 3)."""
     return jax.tree.map(lambda t, o: t + rate * (o - t), target, online)

@@ -2,6 +2,8 @@
 
 from fragflow.policies.named import ALIASES as ALIASES
 from fragflow.policies.named import POLICIES as POLICIES
+from fragflow.policies.named import PolicyAlias as PolicyAlias
+from fragflow.policies.named import PolicyName as PolicyName
 from fragflow.policies.named import actors_and_learner as actors_and_learner
 from fragflow.policies.named import devices_apart as devices_apart
 from fragflow.policies.named import environments_apart as environments_apart

@@ -1,8 +1,36 @@
 """The named policies, made by a few templates."""
 
+from typing import Literal
+
 from fragflow.errors import PolicyError, unknown
 from fragflow.policies.policy import Over, Place, Policy, Replicas
 from fragflow.policies.synchronisation import Lag
+
+PolicyName = Literal[
+    "single-learner-coarse",
+    "learner-per-team",
+    "agents",
+    "single-learner-fine",
+    "multi-learner",
+    "gpu-only",
+    "environments",
+    "central",
+    "split-device",
+]
+"""names of `POLICIES`, for editors and type checkers"""
+
+PolicyAlias = Literal[
+    "fused",
+    "DP-SingleLearnerCoarse",
+    "DP-SingleLearnerFine",
+    "DP-MultiLearner",
+    "DP-MultipleLearners",
+    "DP-GPUOnly",
+    "DP-Environments",
+    "DP-Central",
+    "sebulba",
+]
+"""names of `ALIASES`"""
 
 BRAIN = ("actor", "learner")
 """the components that act and learn"""
@@ -155,7 +183,7 @@ POLICIES: dict[str, Policy] = {
     )
 }
 
-ALIASES = {
+ALIASES: dict[PolicyAlias, PolicyName] = {
     "fused": "gpu-only",
     "DP-SingleLearnerCoarse": "single-learner-coarse",
     "DP-SingleLearnerFine": "single-learner-fine",
@@ -172,7 +200,7 @@ def named_policy(name: str) -> Policy:
     """The policy called `name`; the names of the MSRL paper are accepted too."""
     if name in POLICIES:
         return POLICIES[name]
-    by_lower = {alias.lower(): target for alias, target in ALIASES.items()}
+    by_lower: dict[str, PolicyName] = {alias.lower(): target for alias, target in ALIASES.items()}
     if name.lower() in by_lower:
         return POLICIES[by_lower[name.lower()]]
     raise PolicyError(unknown("policy", name, [*POLICIES, *ALIASES]))

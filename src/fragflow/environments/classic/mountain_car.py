@@ -65,7 +65,7 @@ class MountainCar(Valley):
     action = Discrete(n=3)
 
     def advance(self, state: CarState, action: jax.Array) -> tuple[CarState, jax.Array, jax.Array]:
-        after, is_there = self.drive(state, (action - 1) * self.force)
+        after, is_there = self.drive(state, (action - 1).astype(jnp.float32) * self.force)
         return after, jnp.float32(-1.0), is_there
 
 

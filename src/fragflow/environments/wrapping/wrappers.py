@@ -124,8 +124,17 @@ WRAPPERS: dict[str, type[Any]] = {
 def wrap(environment: AnyEnvironment, *wrappers: Wrapper, **named: Any) -> Any:
     """The environment inside wrappers, the first one innermost; named ones come last.
 
-    Named are `frame_stack=4`, `time_limit=200`, `scale_actions=True`, `clip_actions=True` and
-    `scale_rewards=0.1`.
+    Args:
+        environment: an environment in JAX or on the host, as an object.
+        *wrappers: objects, the innermost first.
+        **named: by name, `frame_stack=4`, `time_limit=200`, `scale_actions=True`,
+            `clip_actions=True` and `scale_rewards=0.1`.
+
+    Returns:
+        An environment of the same kind.
+
+    Raises:
+        ConfigError: there is no such wrapper, or it does not fit the environment.
     """
     if isinstance(environment, type) or not isinstance(environment, Environment | HostEnvironment):
         raise ConfigError(

@@ -9,7 +9,19 @@ import numpy as np
 
 from fragflow._all_reduce import all_reduce_p
 from fragflow._jax import contains_all_reduce, is_key
-from fragflow.graph.ir import Carry, Constant, Loop, Op, Program, Value, walk, walk_with_trips
+from fragflow.graph.ir import (
+    Carry,
+    Constant,
+    Loop,
+    Op,
+    Program,
+    Receive,
+    Send,
+    Transfer,
+    Value,
+    walk,
+    walk_with_trips,
+)
 
 FREE = "*"
 """the home of values that every fragment computes for itself"""
@@ -60,6 +72,8 @@ def dataflow(program: Program) -> Dataflow:
                     origin[slice_.inside], trips[slice_.inside] = slice_.outside, inner
                 for stack in node.stacks:
                     origin[stack.outside], trips[stack.outside] = stack.element, count
+            case Transfer() | Send() | Receive():
+                pass  # there is none before the program is cut
     producer: dict[Value, str | None] = {}
     for value in {*makers, *origin, *users, *trips}:
         producer[value] = _maker(value, makers, origin)
@@ -78,7 +92,7 @@ def dataflow(program: Program) -> Dataflow:
 
 
 def _maker(value: Value, makers: Mapping[Value, str], origin: Mapping[Value, Value]) -> str | None:
-    seen = set()
+    seen = set[Value]()
     while value not in makers:
         if value in seen or value not in origin:
             return None

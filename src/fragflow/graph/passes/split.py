@@ -17,6 +17,8 @@ from fragflow.graph.ir import (
     Op,
     Parcel,
     Program,
+    Receive,
+    Send,
     Stack,
     Transfer,
     Value,
@@ -179,7 +181,7 @@ def insert_transfers(
         return split_.homes[value] in (name, FREE)
 
     def after(values: Sequence[Value]) -> list[Transfer]:
-        out = []
+        out: list[Transfer] = []
         for value in values:
             home = split_.homes[value]
             for name in fragments:
@@ -251,6 +253,8 @@ def project(loop: Loop, name: str, split_: Split, optimisations: Optimisations) 
                     inner = loop_part(node)
                     if inner.body or inner.carries or inner.stacks:
                         out.append(inner)
+                case Send() | Receive():
+                    pass  # a transfer becomes these later
         return tuple(out)
 
     def loop_part(node: Loop) -> Loop:

@@ -5,7 +5,7 @@ and branches are followed inside; operations on bits (bitcasts, `nextafter`), ca
 functions are computed in their own types.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +32,7 @@ from fragflow._jax import (
     while_of,
     with_programs,
 )
+from fragflow._jax_typed import Jitted, jit, make_jaxpr, switch
 
 
 class Tap(NamedTuple):
@@ -68,21 +69,21 @@ class DoubleContext:
 
 
 @contextmanager
-def in_double() -> Iterator[None]:
+def in_double() -> Generator[None]:
     """A context in which this thread's JAX has float64, and computes on the CPU."""
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         yield
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled(function: Callable[..., Any]) -> Jitted:
     """`function`, compiled in the least time: it will run a few times only."""
-    return jax.jit(function, compiler_options=_least_time())
+    return jit(function, compiler_options=_least_time())
 
 
 @cache
 def _least_time() -> dict[str, Any]:
     try:
-        jax.jit(lambda: 0, compiler_options=_OLDER).lower().compile()
+        jit(lambda: 0, compiler_options=_OLDER).lower().compile()
     except jax.errors.JaxRuntimeError:
         return _QUICKLY
     return _QUICKLY | _OLDER
@@ -174,7 +175,7 @@ def _results(eqn: Eqn, args: Sequence[Any], setting: DoubleContext, taps: Taps |
             return _while(eqn, args, setting)
         case "cond":
             branches = [_function(branch, setting) for branch in branches_of(eqn)]
-            return list(lax.switch(args[0], branches, *args[1:]))
+            return list(switch(args[0], branches, *args[1:]))
         case "custom_linear_solve":
             solver, used = linear_solve_of(eqn)
             return evaluate(solver, [args[k] for k in used], setting)
@@ -210,7 +211,7 @@ def _widened(eqn: Eqn, setting: DoubleContext) -> Eqn:
         types = [
             jax.ShapeDtypeStruct(v.aval.shape, wide_type(v.aval.dtype)) for v in inner.jaxpr.invars
         ]
-        return jax.make_jaxpr(_function(inner, setting))(*types)
+        return make_jaxpr(_function(inner, setting))(*types)
 
     return with_programs(eqn.replace(params={**eqn.params, **changed}), program)
 

@@ -31,7 +31,7 @@ class _Both:
 
     def results(self, look: Look) -> list[tuple[np.ndarray, np.ndarray]]:
         """Pairs of results, whole and parts; within loops of all steps, or of the first."""
-        pairs = []
+        pairs: list[tuple[np.ndarray, np.ndarray]] = []
         for variable, a, b in zip(self.seen.eqn.outvars, self.whole, self.parts, strict=True):
             loops = a.ndim - len(plain_aval(variable.aval).shape)
             first = (0,) * (loops if look == "first steps" else 0)

@@ -250,7 +250,8 @@ class _Play:
                         array, self.values[name][s.outside].is_apart
                     )
             inner.block({name: loop.body for name, loop in loops.items()})
-            made, kept[:] = [], []
+            made: list[Any] = []
+            kept[:] = []
             for name, loop in loops.items():
                 for stack in loop.stacks:
                     held = inner.values[name][stack.element]
@@ -312,7 +313,7 @@ def _delivered(parcel: Parcel, held: Held, ends: tuple[Actor, Actor], crossed: b
         pieces = [jnp.split(part, receivers, parcel.cut) for part in parts]
     else:
         pieces = [[part] * receivers for part in parts]
-    received = []
+    received: list[Any] = []
     for target in range(targets):
         first = 0 if crossed else target * senders if senders > 1 else target // receivers
         got = [pieces[s][target % receivers] for s in range(first, first + senders)]

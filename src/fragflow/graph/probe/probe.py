@@ -316,7 +316,7 @@ class Programs:
     def _given(self) -> list[Any]:
         """The first state that a run has made, cut to the first environments."""
         avals = [v.aval for v in self._trace.closed.jaxpr.invars]
-        leaves = []
+        leaves: list[Any] = []
         for x, aval in zip(self._trial.first or (), avals, strict=False):
             leaf = wrapped_key(x, aval) if is_key(aval) and not is_key(x) else jnp.asarray(x)
             leaves.append(wide(leaf[tuple(slice(0, n) for n in aval.shape)]))
@@ -350,7 +350,7 @@ class Programs:
         tree = jax.tree.unflatten(self._trace.state_structure, list(range(len(state))))
         nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, EnvState))
         own = {k for node in nodes if isinstance(node, EnvState) for k in jax.tree.leaves(node)}
-        leaves = []
+        leaves: list[Any] = []
         for k, (x, axis) in enumerate(zip(state, self._axes(), strict=True)):
             leaf = x if order is None or axis is None else jnp.take(x, order, axis)
             is_kept = k in own and (order is None or self._loops)
@@ -363,7 +363,7 @@ class Programs:
         """By leaf of the state, the axis with an entry for each environment, or None."""
         program, sliced = self._trial.program, [a for a in self._trial.actors if a.is_sliced]
         part = min((a.extent for a in sliced), key=lambda e: e.envs, default=program.extent)
-        axes = []
+        axes: list[int | None] = []
         for carry in program.loop.carries:
             shapes = [program.avals[e][carry.inside].shape for e in (program.extent, part)]
             sized = [i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]

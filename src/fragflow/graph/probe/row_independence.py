@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import ClosedJaxpr, is_key, loops, raw_key
+from fragflow._jax_typed import eval_shape, make_jaxpr, wrap_key_data
 from fragflow.api.environment import Environment
 from fragflow.api.environment_batch import Environments
 from fragflow.api.spaces import Box, Discrete, Space, space_types
@@ -52,17 +53,17 @@ def batches(environment: Environment) -> tuple[Batch, Batch]:
 
 def _batch(environment: Environment, rows: int) -> Batch:
     def reset(key: jax.Array, ids: jax.Array) -> Any:
-        return Environments(environment, ids, ROWS).reset(jax.random.wrap_key_data(key))
+        return Environments(environment, ids, ROWS).reset(wrap_key_data(key))
 
     def step(state: Any, action: jax.Array) -> Any:
         return Environments(environment, jnp.arange(rows), ROWS).step(state, action)
 
     key = jax.ShapeDtypeStruct((2,), np.uint32)
     ids = jax.ShapeDtypeStruct((rows,), np.int32)
-    first, begun = jax.make_jaxpr(reset, return_shape=True)(key, ids)
+    first, begun = make_jaxpr(reset, return_shape=True)(key, ids)
     one = space_types(environment.action)
     action = jax.ShapeDtypeStruct((rows, *_agents(environment), *one.shape), one.dtype)
-    further, made = jax.make_jaxpr(step, return_shape=True)(begun[0], action)
+    further, made = make_jaxpr(step, return_shape=True)(begun[0], action)
     return Batch(first, further, {"reset": _labels(begun), "step": _labels(made)})
 
 
@@ -102,7 +103,7 @@ def _compiled(programs: Sequence[ClosedJaxpr]) -> list[Callable[..., list[Any]]]
     def finish(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         types = [v.aval for v in closed.jaxpr.invars]
         with in_double():  # it holds for one thread only
-            wider = [jax.eval_shape(wide, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
+            wider = [eval_shape(wide, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
             function = compiled(lambda *args: evaluate(closed, args, DoubleContext()))
             made = function.lower(*wider).compile()
         return lambda *args: made(*(wide(x) for x in args))

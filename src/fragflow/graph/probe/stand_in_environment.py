@@ -75,7 +75,7 @@ def _of_jax(eqn: Eqn, args: Sequence[Any], space: Space) -> list[Any]:
     """
     draws = _Draws(args)
     is_step = component_of(eqn) == "environment.step"
-    results = []
+    results: list[Any] = []
     for path, variable in zip(result_paths(eqn), eqn.outvars, strict=True):
         aval, field = variable.aval, path.rpartition(".")[2]
         is_timestep = path.startswith("result[1]")

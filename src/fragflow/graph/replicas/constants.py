@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import Eqn
+from fragflow._jax_typed import finfo
 from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import (
     CONSTANT,
@@ -115,7 +116,7 @@ def _round_from_one(x: np.ndarray, y: np.ndarray, scale: float) -> bool:
 
 def _rounded_to(x: np.ndarray) -> tuple[Any, Any]:
     """Bounds of the magnitudes that are rounded to x; None if x is not finite, or too small."""
-    info = jnp.finfo(x.dtype)
+    info = finfo(x.dtype)
     exact = np.abs(x.astype(np.float64))
     if not np.isfinite(exact).all() or np.any((exact < float(info.tiny)) & (exact != 0)):
         return None, None
@@ -137,6 +138,18 @@ def _quotient(x: Any, y: Any) -> Any:
 
 def _integer_pow(x: Any, *, y: int, **_: Any) -> Any:
     return np.power(x, y) if y >= 0 else np.divide(1, np.power(x, -y))
+
+
+def _select(which: Any, *cases: Any) -> Any:
+    return cases[int(which)]
+
+
+def _clamp(low: Any, x: Any, high: Any) -> Any:
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
 
 
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -162,13 +175,11 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "not": np.invert,
-    "convert_element_type": lambda x, **_: x,
-    "select_n": lambda which, *cases, **_: cases[int(which)],
-    "clamp": lambda low, x, high, **_: np.minimum(np.maximum(x, low), high),
-    "broadcast_in_dim": lambda x, **_: x,
-    "reshape": lambda x, **_: x,
-    "squeeze": lambda x, **_: x,
-    "copy": lambda x, **_: x,
+    "select_n": _select,
+    "clamp": _clamp,
+    **dict.fromkeys(
+        ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"), _as_it_is
+    ),
 }
 """functions of scalars, by primitive: NumPy's, since compiling each takes longer"""
 
@@ -184,7 +195,8 @@ def folded(
     if is_stand_in and any(k.values is not None and k.values[0] != k.values[1] for k in kinds):
         # These are other numbers in the programs that run: more than one is both 16 and 2, not 1.
         return _chosen(pair, kinds)
-    if compute is None or not kinds or any(k.values is None for k in kinds):
+    known = [k.values for k in kinds if k.values is not None]
+    if compute is None or not kinds or len(known) < len(kinds):
         return None
     if _is_kept_wide(pair.a, kinds):
         return None
@@ -194,8 +206,8 @@ def folded(
         if len(eqn.outvars) != 1 or any(v.aval.shape for v in variables):
             return None
         args = [
-            np.asarray(k.values[side]).astype(v.aval.dtype)  # pyright: ignore[reportOptionalSubscript]
-            for k, v in zip(kinds, eqn.invars, strict=True)
+            np.asarray(values[side]).astype(v.aval.dtype)
+            for values, v in zip(known, eqn.invars, strict=True)
         ]
         own = {k: v for k, v in eqn.params.items() if k == "y"}
         try:
@@ -231,7 +243,7 @@ def _is_power_of_two(sizes: tuple[int, int]) -> bool:
 def _is_kept_wide(eqn: Eqn, kinds: Sequence[Kind]) -> bool:
     """True if XLA may keep more digits than NumPy, of a result that differs between the traces."""
     dtype = eqn.outvars[0].aval.dtype
-    is_narrow = jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits < 32
+    is_narrow = jnp.issubdtype(dtype, jnp.inexact) and finfo(dtype).bits < 32
     return is_narrow and any(k.values is not None and k.values[0] != k.values[1] for k in kinds)
 
 

@@ -124,7 +124,7 @@ class Inference:
 
     def _op(self, op: Op, name: str) -> None:
         env = self.kinds[name]
-        inputs = []
+        inputs: list[Kind] = []
         axis = self._axes[name]
         a, b = (op.eqns[extent] for extent in axis.extents)
         context = self._contexts[name]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import ClosedJaxpr, Eqn, Jaxpr, calls_back, closed_jaxpr
+from fragflow._jax_typed import finfo, is_sequence
 from fragflow.api.rows import digest
 from fragflow.graph.replicas.constants import same_bits
 from fragflow.graph.replicas.eqn_pair import EqnPair, sized_dims
@@ -88,8 +89,9 @@ def same_parameters(pair: EqnPair) -> bool:
     return True
 
 
-_NUMBERS = (np.ndarray, np.generic, jax.Array, float, complex)
-"""types compared bit by bit: -0.0 equals 0.0, but is another number to some functions"""
+def _is_number(value: Any) -> bool:
+    """True for what is compared bit by bit: -0.0 equals 0.0, but is another number to functions."""
+    return isinstance(value, np.ndarray | np.generic | jax.Array | float | complex)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -97,10 +99,10 @@ def _equal(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, Jaxpr | ClosedJaxpr) and isinstance(b, Jaxpr | ClosedJaxpr):
         return digest(closed_jaxpr(a)) == digest(closed_jaxpr(b))
-    if isinstance(a, _NUMBERS) and isinstance(b, _NUMBERS):
+    if _is_number(a) and _is_number(b):
         return type(a) is type(b) and same_bits(np.asarray(a), np.asarray(b))
-    if isinstance(a, tuple | list) and type(a) is type(b):
-        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    if is_sequence(a) and is_sequence(b) and type(a) is type(b):
+        return len(a) == len(b) and all(map(_equal, a, b))
     try:
         if bool(a == b):
             return True
@@ -177,7 +179,7 @@ def _leaves_range(pair: EqnPair, kind: Kind, old: Any) -> Any:
 
     float16 may hold a mean or a sum of rows that were in it, but not what is scaled besides.
     """
-    if is_coarse(old) and jnp.finfo(old).bits < 16:
+    if is_coarse(old) and finfo(old).bits < 16:
         return old
     if kind.reduction != "sum":
         return None
@@ -199,7 +201,7 @@ def wraps_around(dtype: Any) -> bool:
 
 def digits_of(dtype: Any) -> int:
     """Binary digits of a float type; for other types, more than any float has."""
-    return int(jnp.finfo(dtype).nmant) if jnp.issubdtype(dtype, jnp.inexact) else EXACT
+    return int(finfo(dtype).nmant) if jnp.issubdtype(dtype, jnp.inexact) else EXACT
 
 
 def with_digits(pair: EqnPair, kinds: Sequence[Kind], results: Sequence[Kind]) -> list[Kind]:

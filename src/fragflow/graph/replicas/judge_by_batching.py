@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from fragflow._jax import Eqn, bind, called_by, draws_together
+from fragflow._jax_typed import make_jaxpr
 from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import Kind, Tag
 from fragflow.graph.replicas.rules.elementwise import Kinds, layout_of
@@ -42,8 +43,8 @@ def _is_batched(eqn: Eqn, axes: tuple[int | None, ...], out_axes: tuple[int, ...
     inputs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     try:
         # A batching rule does not look at a row: first there must be an equation of one row.
-        row = jax.make_jaxpr(one)(*map(_without, inputs, axes)).jaxpr
-        made = jax.make_jaxpr(jax.vmap(one, in_axes=axes, out_axes=out_axes))(*inputs).jaxpr
+        row = make_jaxpr(one)(*map(_without, inputs, axes)).jaxpr
+        made = make_jaxpr(jax.vmap(one, in_axes=axes, out_axes=out_axes))(*inputs).jaxpr
     except Exception:  # parameters that are those of one size only, or no rule at all
         return False
     if [v.aval.shape for v in row.outvars] != [

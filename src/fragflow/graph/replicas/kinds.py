@@ -7,6 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from fragflow._jax_typed import finfo
+
 LOCAL = "is computed from one replica's environments only, before it is reduced over all of them"
 COUNT = "depends on how many environments a replica holds"
 STRUCTURE = (
@@ -185,7 +187,7 @@ def together(kinds: Sequence[Kind], line: str) -> Kind:
 def is_coarse(dtype: Any) -> bool:
     """True for floats of a smaller range than float32's, as float16's is; not bfloat16's."""
     is_float = bool(jnp.issubdtype(dtype, jnp.inexact))
-    return is_float and jnp.finfo(dtype).maxexp < jnp.finfo(jnp.float32).maxexp
+    return is_float and finfo(dtype).maxexp < finfo(jnp.float32).maxexp
 
 
 def coarse(dtype: Any) -> str:
@@ -200,4 +202,4 @@ def is_below_a_byte(dtype: Any) -> bool:
     """True for numbers several of which share a byte."""
     if jnp.issubdtype(dtype, jnp.integer):
         return bool(jnp.iinfo(dtype).bits < 8)
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 8
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and finfo(dtype).bits < 8

@@ -45,7 +45,7 @@ TRIALS = 3
 class _View:
     """A value as entries of another one, which an equation made, or of a constant."""
 
-    root: Any
+    root: int | tuple[Any]
     """a number that is the same in all programs, or a constant in a tuple"""
     shape: tuple[int, ...]
     """the root's"""
@@ -68,7 +68,7 @@ class _Comparison:
 
     def __init__(self, axis: Axis):
         self._axis = axis
-        self._line = ""
+        self._line: str = ""
         self._made = 0
 
     def programs(
@@ -85,7 +85,8 @@ class _Comparison:
         rows = zip_longest(*(_kept(c, v) for c, v in zip(closed, views, strict=True)))
         for eqns in rows:
             found = [eqn for eqn in eqns if eqn is not None]
-            self._line = next(filter(None, map(source_line, found)), self._line)
+            lines = (line for line in map(source_line, found) if line)
+            self._line = next(lines, self._line)
             names = ["nothing" if eqn is None else eqn.primitive.name for eqn in eqns]
             if len(set(names)) > 1:
                 self._refuse(f"it is {names[3]} with one, {names[1]} with two")
@@ -152,9 +153,10 @@ class _Comparison:
         for same in zip(*variables, strict=True):
             found = [_view(v, known) for v, known in zip(same, views, strict=True)]
             roots = [view.root for view in found]
-            if all(isinstance(root, tuple) for root in roots):
-                self._constants([root[0] for root in roots])
-            elif any(isinstance(root, tuple) for root in roots) or len(set(roots)) > 1:
+            constants = [root[0] for root in roots if isinstance(root, tuple)]
+            if len(constants) == len(roots):
+                self._constants(constants)
+            elif constants or len(set(roots)) > 1:
                 self._refuse("it reads other values")
             for two, one in ((0, 2), (1, 3)):
                 if not _same_entries(found[two], same[two], found[one], same[one]):
@@ -226,7 +228,8 @@ def _same_by_numbers(two: Eqn, one: Eqn, of_two: _Views, of_one: _Views) -> bool
         for a, b in zip(two.invars, one.invars, strict=True)
     ]
     for _ in range(TRIALS):
-        together, alone = [], [[], []]
+        together: list[np.ndarray] = []
+        alone: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for both, single, dtype in pairs:
             rows = _halved(both.shape, single.shape)
             if (

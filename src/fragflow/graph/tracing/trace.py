@@ -19,6 +19,7 @@ from fragflow._jax import (
     is_key,
     num_turns,
 )
+from fragflow._jax_typed import eval_shape, keystr, leaves_with_path, make_jaxpr, wrap_key_data
 from fragflow.api.algorithm import Algorithm, Clock
 from fragflow.api.environment import num_agents_of, teams_of
 from fragflow.api.environment_batch import (
@@ -27,6 +28,7 @@ from fragflow.api.environment_batch import (
     EpisodeStats,
     clear_episode_stats,
     episode_stats,
+    is_pair,
 )
 from fragflow.api.host import Host
 from fragflow.error_owner import called, defined_at, judged
@@ -60,7 +62,7 @@ def init_function(
     """`(run key, env ids) -> first state`, with strong types."""
 
     def init(run_key: jax.Array, env_ids: jax.Array) -> Any:
-        key = jax.random.fold_in(jax.random.wrap_key_data(run_key), 0)
+        key = jax.random.fold_in(wrap_key_data(run_key), 0)
         name, env = type(algorithm).__name__, Environments(environment, env_ids, total)
         state = called(f"{name}.init", algorithm.init, env, key)
         _refuse_no_arrays(algorithm.init, f"{name}.init returned a state", state)
@@ -86,7 +88,7 @@ def iteration_function(
         total_iterations: jax.Array,
     ) -> tuple[Any, Any]:
         # Key 0 made the first state, so iteration i draws from key i + 1.
-        key = jax.random.fold_in(jax.random.wrap_key_data(run_key), index + 1)
+        key = jax.random.fold_in(wrap_key_data(run_key), index + 1)
         progress = index.astype(jnp.float32) / total_iterations.astype(jnp.float32)
         clock = Clock(key, index, index * steps_per_iteration, progress)
         env = Environments(environment, env_ids, total, on_step)
@@ -100,13 +102,13 @@ def iteration_function(
 
 def _state_and_metrics(algorithm: Algorithm, answer: Any) -> tuple[Any, Any]:
     """The state and the metrics that `step` returned; TraceError if it returned something else."""
-    is_pair = isinstance(answer, tuple) and len(answer) == 2
     name = f"{type(algorithm).__name__}.step"
-    if is_pair and isinstance(answer[1], Mapping):
+    if is_pair(answer) and isinstance(answer[1], Mapping):
         _refuse_no_arrays(algorithm.step, f"{name} returned a state", answer[0])
         _refuse_no_arrays(algorithm.step, f"{name} returned metrics", answer[1])
         return answer
-    what = f"({', '.join(type(x).__name__ for x in answer)})" if is_pair else type(answer).__name__
+    of_pair = [type(x).__name__ for x in answer] if is_pair(answer) else []
+    what = f"({', '.join(of_pair)})" if of_pair else type(answer).__name__
     raise TraceError(
         f"{name} returned {what}: expected the next state and a dict of metrics, (state, {{}}) if "
         f"there are none{defined_at(algorithm.step)}"
@@ -146,7 +148,7 @@ def trace(
     sources = source_avals(extent.envs)
     environment = as_traced(environment, extent)
     init = init_function(algorithm, environment, total)
-    state = jax.eval_shape(init, sources[1], sources[0])
+    state = eval_shape(init, sources[1], sources[0])
     if not hasattr(state, "params"):
         raise TraceError(
             f"{type(algorithm).__name__}.init returned {type(state).__name__}, which has no field "
@@ -155,7 +157,7 @@ def trace(
         )
     index = jax.ShapeDtypeStruct((), np.int32)
     iteration = iteration_function(algorithm, environment, total)
-    closed, shapes = jax.make_jaxpr(iteration, return_shape=True)(state, index, *sources)
+    closed, shapes = make_jaxpr(iteration, return_shape=True)(state, index, *sources)
     new_state, outputs = shapes
     metrics, episodes = outputs
     labels = leaf_labels(state)
@@ -178,12 +180,12 @@ def trace_init(
     """Traces the making of the first state."""
     ids, key = source_avals(extent.envs)[:2]
     init = init_function(algorithm, as_traced(environment, extent), total)
-    return jax.make_jaxpr(init)(key, ids)
+    return make_jaxpr(init)(key, ids)
 
 
 def components_in(trace: Trace) -> frozenset[str]:
     """The components that one iteration calls."""
-    return frozenset().union(*(components_of(eqn) for eqn in trace.closed.jaxpr.eqns))
+    return frozenset[str]().union(*(components_of(eqn) for eqn in trace.closed.jaxpr.eqns))
 
 
 def env_steps_per_iteration(trace: Trace, total: int) -> int:
@@ -207,20 +209,20 @@ def components_of(eqn: Eqn) -> frozenset[str]:
     name = component_of(eqn)
     if name is not None:
         return frozenset({name})
-    return frozenset().union(
+    return frozenset[str]().union(
         *(components_of(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns)
     )
 
 
 def leaf_labels(tree: Any) -> tuple[str, ...]:
     """A readable, unique name for every leaf."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    labels = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
+    paths = [path for path, _ in leaves_with_path(tree)]
+    labels = [keystr(path, simple=True, separator=".") for path in paths]
     # Keys may have dots of their own: {"a.b": x} beside {"a": {"b": y}}.
     counts = Counter(labels)
     return tuple(
-        label if counts[label] == 1 else jax.tree_util.keystr(path)
-        for label, (path, _) in zip(labels, flat, strict=True)
+        label if counts[label] == 1 else keystr(path)
+        for label, path in zip(labels, paths, strict=True)
     )
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax import Array
+from jaxtyping import Float
 
 LIBRARY = Path(__file__).parent / "kernels.so"
 MAX_CHARACTERS = 300
@@ -39,7 +41,9 @@ def absent() -> str | None:
     return _load()
 
 
-def discounted_sums(reward: jax.Array, discount: jax.Array, platform: str) -> Any:
+def discounted_sums(
+    reward: Float[Array, "T *N"], discount: Float[Array, "T *N"], platform: str
+) -> Any:
     """`ops.discounted_sums` in one pass; the same bits as XLA's."""
     del platform
     assert _load() is None

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Key, Shaped
 
 from fragflow.api.spaces import Box, Discrete, MultiDiscrete, Space
 from fragflow.errors import ConfigError
 from fragflow.ops.distributions import Categorical, Distribution, MultiCategorical, Normal
-from fragflow.ops.networks.images import convolution_init, convolve, is_image
+from fragflow.ops.networks.images import Weights, convolution_init, convolve, is_image
 
 Params = dict[str, Any]
 
@@ -20,6 +22,7 @@ NARROW = 4
 a `[64, 2]` kernel takes XLA six times as long as those of two vectors."""
 
 
+@runtime_checkable
 class ActorCriticNetwork(Protocol):
     """A policy and a value function with parameters of their own.
 
@@ -27,15 +30,15 @@ class ActorCriticNetwork(Protocol):
     is part of the algorithm, like a hyperparameter.
     """
 
-    def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
+    def init(self, key: Key[Array, ""], observation: Space, action: Space) -> Params:
         """Parameters, under `actor` and `critic`."""
         ...
 
-    def policy(self, actor: Any, obs: jax.Array) -> Distribution:
+    def policy(self, actor: Any, obs: Shaped[Array, "..."]) -> Distribution:
         """The distribution of actions, for observations with any number of batch axes."""
         ...
 
-    def value(self, critic: Any, obs: jax.Array) -> jax.Array:
+    def value(self, critic: Any, obs: Shaped[Array, "..."]) -> Float[Array, "..."]:
         """The expected return from each observation: its batch axes are all that is left."""
         ...
 
@@ -52,7 +55,7 @@ class MLPActorCritic:
     rectified: bool = False
     """rectified layers instead of tanh layers"""
 
-    def init(self, key: jax.Array, observation: Space, action: Space) -> Params:
+    def init(self, key: Key[Array, ""], observation: Space, action: Space) -> Params:
         actor_key, critic_key = jax.random.split(key)
         actor = init_tower(actor_key, observation, self.hidden, _outputs(action), 0.01)
         if isinstance(action, MultiDiscrete):
@@ -62,26 +65,27 @@ class MLPActorCritic:
             actor["log_std"] = jnp.zeros(action.shape, jnp.float32)
         return {"actor": actor, "critic": init_tower(critic_key, observation, self.hidden, 1, 1.0)}
 
-    def policy(self, actor: Params, obs: jax.Array) -> Distribution:
+    def policy(self, actor: Params, obs: Shaped[Array, "..."]) -> Distribution:
         output = apply_tower(actor, obs, activation(self.rectified))
         if "choices" in actor:
             parts, start = [], 0
             for bias in actor["choices"]:
-                parts.append(Categorical(output[..., start : start + len(bias)] + bias))
+                logits = output[..., start : start + len(bias)]
+                parts.append(Categorical(logits + lax.broadcast_to_rank(bias, logits.ndim)))
                 start += len(bias)
             return MultiCategorical(tuple(parts))
         return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
 
-    def value(self, critic: Params, obs: jax.Array) -> jax.Array:
+    def value(self, critic: Params, obs: Shaped[Array, "..."]) -> Float[Array, "..."]:
         return apply_tower(critic, obs, activation(self.rectified))[..., 0]
 
 
-def activation(rectified: bool) -> Callable[[jax.Array], jax.Array]:
+def activation(rectified: bool) -> Callable[[Array], Array]:
     return jax.nn.relu if rectified else jnp.tanh
 
 
 def init_tower(
-    key: jax.Array, observation: Space, hidden: tuple[int, ...], outputs: int, scale: float
+    key: Key[Array, ""], observation: Space, hidden: tuple[int, ...], outputs: int, scale: float
 ) -> Params:
     """A tower of layers, behind convolutions where observations are images.
 
@@ -96,7 +100,7 @@ def init_tower(
 
 
 def _init_layers(
-    key: jax.Array, observation: Space, hidden: tuple[int, ...], outputs: int, scale: float
+    key: Key[Array, ""], observation: Space, hidden: tuple[int, ...], outputs: int, scale: float
 ) -> list[Params]:
     sizes = (*hidden, outputs)
     scales = (math.sqrt(2.0),) * len(hidden) + (scale,)
@@ -114,8 +118,8 @@ def _init_layers(
 
 
 def apply_tower(
-    tower: Params, obs: jax.Array, activation: Callable[[jax.Array], jax.Array] = jnp.tanh
-) -> jax.Array:
+    tower: Params, obs: Shaped[Array, "..."], activation: Callable[[Array], Array] = jnp.tanh
+) -> Float[Array, "... outputs"]:
     """The outputs of a tower for observations with any number of batch axes."""
     layers = tower["layers"]
     if "convolutions" in tower:
@@ -126,7 +130,7 @@ def apply_tower(
     return x
 
 
-def _first(layer: Params, obs: jax.Array) -> jax.Array:
+def _first(layer: Params, obs: Shaped[Array, "..."]) -> Float[Array, "... outputs"]:
     if "table" in layer:
         rows = jax.nn.one_hot(obs, layer["table"].shape[0], dtype=layer["table"].dtype)
         return _linear(layer["table"], layer["bias"], rows)
@@ -137,10 +141,15 @@ def _first(layer: Params, obs: jax.Array) -> jax.Array:
     return _linear(kernel.reshape(-1, kernel.shape[-1]), layer["bias"], x)
 
 
-def _linear(kernel: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
+def _linear(
+    kernel: Float[Weights, "inputs outputs"],
+    bias: Float[Weights, " outputs"],
+    x: Float[Array, "*B inputs"],
+) -> Float[Array, "*B outputs"]:
     if kernel.shape[-1] > NARROW:
-        return x @ kernel + bias
-    return jnp.stack([x @ column for column in kernel.T], axis=-1) + bias
+        return x @ kernel + lax.broadcast_to_rank(bias, x.ndim)
+    product = jnp.stack([x @ column for column in kernel.T], axis=-1)
+    return product + lax.broadcast_to_rank(bias, x.ndim)
 
 
 def _outputs(action: Space) -> int:

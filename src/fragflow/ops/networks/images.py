@@ -5,10 +5,16 @@ convolution whose stride divides its size is a product with patches, made by res
 """
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Key, Shaped
+
+Weights: TypeAlias = Array | np.ndarray
+"""those of a finished run are NumPy's"""
 
 NATURE = ((8, 4, 32), (4, 2, 64), (3, 1, 64))
 """(size, stride, channels) for screens (Mnih et al. 2015)"""
@@ -34,7 +40,9 @@ def channel_axis(shape: tuple[int, ...]) -> int:
     return -1 if last <= first else -3
 
 
-def convolution_init(key: jax.Array, shape: tuple[int, ...]) -> tuple[list[dict[str, Any]], int]:
+def convolution_init(
+    key: Key[Array, ""], shape: tuple[int, ...]
+) -> tuple[list[dict[str, Any]], int]:
     """Layers for images of `shape`, and the number of features they give."""
     height, width, channels = shape if channel_axis(shape) == -1 else (*shape[1:], shape[0])
     plan = NATURE if min(height, width) >= MIN_SCREEN else SMALL
@@ -53,8 +61,8 @@ def convolution_init(key: jax.Array, shape: tuple[int, ...]) -> tuple[list[dict[
     return layers, height * width * channels
 
 
-def convolve(layers: list[dict[str, Any]], obs: jax.Array) -> jax.Array:
-    """Features `[..., F]` of images `[..., H, W, C]` or `[..., C, H, W]`.
+def convolve(layers: list[dict[str, Any]], obs: Shaped[Array, "*B a b c"]) -> Float[Array, "*B F"]:
+    """Features of images, whose channels are the last or the first of an image's axes.
 
     Whole numbers are taken for brightness from 0 to 255.
     """
@@ -69,7 +77,9 @@ def convolve(layers: list[dict[str, Any]], obs: jax.Array) -> jax.Array:
     return x.reshape(*batch, -1)
 
 
-def _convolution(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+def _convolution(
+    x: Float[Array, "B H W C"], kernel: Float[Weights, "size size C F"], bias: Float[Weights, " F"]
+) -> Float[Array, "B rows columns F"]:
     size, _, channels, outputs = kernel.shape
     stride = _STRIDES[size]
     count, height, width, _ = x.shape
@@ -87,4 +97,4 @@ def _convolution(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     weights = kernel.reshape(parts, stride, parts, stride, channels, outputs)
     weights = weights.transpose(0, 2, 1, 3, 4, 5).reshape(-1, outputs)
     product = patches.reshape(-1, weights.shape[0]) @ weights
-    return product.reshape(count, rows, columns, outputs) + bias
+    return product.reshape(count, rows, columns, outputs) + bias[None, None, None]

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Key, Shaped
 
 from fragflow.api.spaces import Box, Space
 from fragflow.errors import ConfigError
@@ -31,7 +33,7 @@ class NnxActorCritic:
     critic: Make
     """its output: `[..., 1]`"""
 
-    def init(self, key: jax.Array, observation: Space, action: Space) -> dict[str, Any]:
+    def init(self, key: Key[Array, ""], observation: Space, action: Space) -> dict[str, Any]:
         del observation  # the modules know their own sizes
         actor_key, critic_key = jax.random.split(key)
         actor = {"net": _params(self.actor, actor_key)}
@@ -39,19 +41,19 @@ class NnxActorCritic:
             actor["log_std"] = jnp.zeros(action.shape, jnp.float32)
         return {"actor": actor, "critic": {"net": _params(self.critic, critic_key)}}
 
-    def policy(self, actor: Any, obs: jax.Array) -> Distribution:
+    def policy(self, actor: Any, obs: Shaped[Array, "..."]) -> Distribution:
         output = _apply(self.actor, actor["net"], obs)
         return Normal(output, actor["log_std"]) if "log_std" in actor else Categorical(output)
 
-    def value(self, critic: Any, obs: jax.Array) -> jax.Array:
+    def value(self, critic: Any, obs: Shaped[Array, "..."]) -> Float[Array, "..."]:
         return _apply(self.critic, critic["net"], obs)[..., 0]
 
 
-def _params(make: Make, key: jax.Array) -> Any:
+def _params(make: Make, key: Key[Array, ""]) -> Any:
     return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(key)), nnx.Param))
 
 
-def _apply(make: Make, params: Any, obs: jax.Array) -> jax.Array:
+def _apply(make: Make, params: Any, obs: Shaped[Array, "..."]) -> Float[Array, "..."]:
     structure, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param)
     nnx.replace_by_pure_dict(state, params)
     module: Any = nnx.merge(structure, state)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jaxtyping import Bool, Float, Key, Shaped
 
 from fragflow.api.spaces import Box, Discrete, Space
 from fragflow.ops.distributions import Distribution
@@ -34,7 +35,11 @@ class GRUActorCritic:
     """rectified layers instead of tanh layers"""
 
     def init(
-        self, key: jax.Array, observation: Space, action: Space, critic_sees: Space | None = None
+        self,
+        key: Key[Array, ""],
+        observation: Space,
+        action: Space,
+        critic_sees: Space | None = None,
     ) -> Params:
         """Parameters, under `actor` and `critic`; the critic may see more than the actor."""
         readers_key, *keys = jax.random.split(key, 3)
@@ -45,7 +50,7 @@ class GRUActorCritic:
             for part, part_key, space in zip(("actor", "critic"), keys, seen, strict=True)
         }
 
-    def _init_part(self, key: jax.Array, space: Space) -> Params:
+    def _init_part(self, key: Key[Array, ""], space: Space) -> Params:
         if not self.before:
             return {"gru": init_gru(key, space, self.units)}
         tower_key, gru_key = jax.random.split(key)
@@ -56,20 +61,26 @@ class GRUActorCritic:
         """The number of entries of a memory."""
         return self.units
 
-    def observe(self, part: Params, memory: jax.Array, obs: jax.Array) -> jax.Array:
+    def observe(
+        self, part: Params, memory: Float[Array, "*B units"], obs: Shaped[Array, "..."]
+    ) -> Float[Array, "*B units"]:
         """The memory of the actor or the critic after `obs`; any number of batch axes."""
         return gru(part["gru"], memory, self._gates(part, obs))
 
     def observe_all(
-        self, part: Params, memory: jax.Array, first: jax.Array, obs: jax.Array
-    ) -> jax.Array:
-        """The memory after each of the observations `[T, B, ...]`, `[T, B, units]`.
+        self,
+        part: Params,
+        memory: Float[Array, "*B units"],
+        first: Bool[Array, "T *B"],
+        obs: Shaped[Array, "T ..."],
+    ) -> Float[Array, "T *B units"]:
+        """The memory after each of the observations.
 
-        `memory` is that before them, `[B, units]`; it is forgotten where an episode begins, which
-        is what `first` `[T, B]` says.
+        `memory` is that before them; it is forgotten where an episode begins, which is what `first`
+        says.
         """
 
-        def step(memory: jax.Array, inputs: tuple[jax.Array, jax.Array]):
+        def step(memory: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
             first, gates = inputs
             memory = gru(part["gru"], forget(memory, first), gates)
             return memory, memory
@@ -80,15 +91,15 @@ class GRUActorCritic:
         gates = gates.reshape(obs.shape[0], *memory.shape[:-1], -1)
         return lax.scan(step, memory, (first, gates))[1]
 
-    def policy(self, actor: Params, memory: jax.Array) -> Distribution:
+    def policy(self, actor: Params, memory: Float[Array, "*B units"]) -> Distribution:
         """The distribution of actions, given the memory after the observation."""
         return self._readers.policy(actor["reader"], memory)
 
-    def value(self, critic: Params, memory: jax.Array) -> jax.Array:
+    def value(self, critic: Params, memory: Float[Array, "*B units"]) -> Float[Array, "*B"]:
         """The expected return, given the memory after the observation."""
         return self._readers.value(critic["reader"], memory)
 
-    def _gates(self, part: Params, obs: jax.Array) -> jax.Array:
+    def _gates(self, part: Params, obs: Shaped[Array, "..."]) -> Float[Array, "... gates"]:
         if "before" in part:
             rise = activation(self.rectified)
             obs = rise(apply_tower(part["before"], obs, rise))
@@ -110,7 +121,11 @@ class LastSeen:
     rectified: bool = False
 
     def init(
-        self, key: jax.Array, observation: Space, action: Space, critic_sees: Space | None = None
+        self,
+        key: Key[Array, ""],
+        observation: Space,
+        action: Space,
+        critic_sees: Space | None = None,
     ) -> Params:
         actor_key, critic_key = jax.random.split(key)
         network = self._network
@@ -122,20 +137,26 @@ class LastSeen:
     def memory_size(self, space: Space) -> int:
         return math.prod(space.shape)
 
-    def observe(self, part: Params, memory: jax.Array, obs: jax.Array) -> jax.Array:
+    def observe(
+        self, part: Params, memory: Float[Array, "*B units"], obs: Shaped[Array, "..."]
+    ) -> Float[Array, "*B units"]:
         del part
         return obs.reshape(memory.shape).astype(memory.dtype)
 
     def observe_all(
-        self, part: Params, memory: jax.Array, first: jax.Array, obs: jax.Array
-    ) -> jax.Array:
+        self,
+        part: Params,
+        memory: Float[Array, "*B units"],
+        first: Bool[Array, "T *B"],
+        obs: Shaped[Array, "T ..."],
+    ) -> Float[Array, "T *B units"]:
         del part, first
         return obs.reshape(obs.shape[0], *memory.shape).astype(memory.dtype)
 
-    def policy(self, actor: Params, memory: jax.Array) -> Distribution:
+    def policy(self, actor: Params, memory: Float[Array, "*B units"]) -> Distribution:
         return self._network.policy(actor, memory)
 
-    def value(self, critic: Params, memory: jax.Array) -> jax.Array:
+    def value(self, critic: Params, memory: Float[Array, "*B units"]) -> Float[Array, "*B"]:
         return self._network.value(critic, memory)
 
     @property
@@ -143,12 +164,12 @@ class LastSeen:
         return MLPActorCritic(self.hidden, self.rectified)
 
 
-def forget(memory: jax.Array, first: jax.Array) -> jax.Array:
+def forget(memory: Float[Array, "*B units"], first: Bool[Array, "*B"]) -> Float[Array, "*B units"]:
     """`memory` with zeros where an episode begins."""
     return jnp.where(first[..., None], 0.0, memory)
 
 
-def init_gru(key: jax.Array, observation: Space, units: int) -> Params:
+def init_gru(key: Key[Array, ""], observation: Space, units: int) -> Params:
     """A gated recurrent unit that reads observations; weights are orthogonal, gate by gate."""
     image_key, input_key, memory_key = jax.random.split(key, 3)
     params: Params = {}
@@ -168,20 +189,24 @@ def init_gru(key: jax.Array, observation: Space, units: int) -> Params:
     }
 
 
-def gates_of(params: Params, obs: jax.Array) -> jax.Array:
-    """The contribution of observations to the three gates, `[..., 3 * units]`."""
+def gates_of(params: Params, obs: Shaped[Array, "..."]) -> Float[Array, "... gates"]:
+    """The contribution of observations to the three gates, side by side."""
     if "table" in params:
-        return jax.nn.one_hot(obs, params["table"].shape[0]) @ params["table"] + params["bias"]
+        product = jax.nn.one_hot(obs, params["table"].shape[0]) @ params["table"]
+        return product + lax.broadcast_to_rank(params["bias"], product.ndim)
     if "convolutions" in params:
         obs = convolve(params["convolutions"], obs)
     # The kernel has the observation's axes, and so tells which ones are batch axes.
     kernel = params["kernel"]
     batch = obs.shape[: obs.ndim + 1 - kernel.ndim]
     x = obs.reshape(*batch, -1).astype(kernel.dtype)
-    return x @ kernel.reshape(-1, kernel.shape[-1]) + params["bias"]
+    product = x @ kernel.reshape(-1, kernel.shape[-1])
+    return product + lax.broadcast_to_rank(params["bias"], product.ndim)
 
 
-def gru(params: Params, memory: jax.Array, gates: jax.Array) -> jax.Array:
+def gru(
+    params: Params, memory: Float[Array, "*B units"], gates: Float[Array, "*B 3*units"]
+) -> Float[Array, "*B units"]:
     """The next memory of a gated recurrent unit (Cho et al. 2014).
 
     In the form in which the reset gate is applied after the product with the memory's weights, so
@@ -191,11 +216,12 @@ def gru(params: Params, memory: jax.Array, gates: jax.Array) -> jax.Array:
     recurrent = jnp.split(memory @ params["recurrent"], 3, axis=-1)
     keep = jax.nn.sigmoid(update + recurrent[0])
     reset = jax.nn.sigmoid(reset + recurrent[1])
-    fresh = jnp.tanh(candidate + reset * (recurrent[2] + params["candidate_bias"]))
+    bias = lax.broadcast_to_rank(params["candidate_bias"], memory.ndim)
+    fresh = jnp.tanh(candidate + reset * (recurrent[2] + bias))
     return keep * memory + (1.0 - keep) * fresh
 
 
-def _gates(key: jax.Array, inputs: int, units: int) -> jax.Array:
+def _gates(key: Key[Array, ""], inputs: int, units: int) -> Float[Array, "{inputs} 3*{units}"]:
     orthogonal = jax.nn.initializers.orthogonal()
     keys = jax.random.split(key, 3)
     return jnp.concatenate([orthogonal(k, (inputs, units), jnp.float32) for k in keys], axis=1)

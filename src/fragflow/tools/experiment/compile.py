@@ -10,8 +10,8 @@ from fragflow.api import Algorithm, HostEnvironment
 from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.errors import ConfigError
 from fragflow.graph.ir import FDG
-from fragflow.graph.show import render
-from fragflow.policies import LOCKSTEP, Deployment, Policy, Synchronisation
+from fragflow.graph.show import Format, render
+from fragflow.policies import LOCKSTEP, Deployment, Policy, PolicyName, Synchronisation
 from fragflow.remote.launch.cluster import Cluster
 from fragflow.run import (
     PlannedRun,
@@ -111,7 +111,7 @@ class Compiled:
     def __str__(self) -> str:
         return repr(self) if self.planned.graph is None else self.show()
 
-    def show(self, format: str = "text", after: str | None = None) -> str:
+    def show(self, format: Format = "text", after: str | None = None) -> str:
         """The graph as text, as a Mermaid picture or as JSON; or what the compiler had made before.
 
         Args:
@@ -234,7 +234,7 @@ def compile(
     num_envs: int | None = None,
     total_steps: int = DEFAULT_TOTAL_STEPS,
     seed: int = 0,
-    policy: Policy | str | None = None,
+    policy: Policy | PolicyName | str | None = None,
     sync: Synchronisation | str | None = None,
     first: int | None = None,
     runtime: RuntimeName = "local",

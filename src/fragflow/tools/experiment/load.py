@@ -46,7 +46,18 @@ class Agent:
         self._act = jax.jit(self._bounded, static_argnames="explore")
 
     def act(self, obs: npt.ArrayLike, explore: bool = False) -> np.ndarray:
-        """The action for one observation; with several agents, a row for each."""
+        """The action for one observation; with several agents, a row for each.
+
+        Args:
+            obs: one observation, of the shape that the environment declares.
+            explore: draw the action as in training, instead of taking the best one.
+
+        Returns:
+            The action, within the bounds of the environment's action space.
+
+        Raises:
+            ConfigError: the observation has another shape.
+        """
         space = self.environment.observation
         count = num_agents_of(self.environment)
         expected = space.shape if count is None else (count, *space.shape)
@@ -84,10 +95,22 @@ def load(
 ) -> Agent:
     """The agent that the run in `run_dir` trained.
 
-    A run directory is data: an algorithm or an environment that fragflow does not bring itself
-    must be given, as an object, a class or a name, and `env_args` where the run's settings are more
-    than numbers. With `trust`, what the run's files name is imported and runs, as `ff.train` would
-    have it. The run's wrappers are put on again.
+    A run directory is data: what fragflow does not bring itself must be given. The run's wrappers
+    are put on again.
+
+    Args:
+        run_dir: the directory that `ff.train` was given.
+        algorithm: an object, a class or a name; needed if it is none of fragflow's.
+        env: an object, a class or a name; needed if it is none of fragflow's.
+        env_args: settings of an environment given by name or class; needed if the run's are more
+            than numbers.
+        trust: import and run what the run's files name, as `ff.train` would have it.
+
+    Returns:
+        An agent that acts in one environment.
+
+    Raises:
+        ConfigError: the directory holds no run, or names code that was not given.
     """
     config = _checked(run_dir)
     is_named = env is None or isinstance(env, str | type)

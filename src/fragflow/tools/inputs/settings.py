@@ -11,7 +11,7 @@ from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.environments import library_of
 from fragflow.environments.wrapping.wrappers import wrap as wrap_environment
 from fragflow.errors import ConfigError, unknown
-from fragflow.policies import Deployment, Policy, Synchronisation
+from fragflow.policies import Deployment, Policy, PolicyName, Synchronisation
 from fragflow.remote.launch.cluster import Cluster, read_cluster
 from fragflow.run import Execution, Experiment, RuntimeName
 from fragflow.runtime.programs.devices import as_here, compute_in_calling_thread, deploy_here
@@ -30,7 +30,7 @@ class Settings(TypedDict, total=False):
     num_envs: int | None
     total_steps: int
     seed: int
-    policy: Policy | str | None
+    policy: Policy | PolicyName | str | None
     sync: Synchronisation | str | None
     first: int | None
     runtime: RuntimeName
@@ -69,7 +69,7 @@ def resolve_settings(
     num_envs: int | None = None,
     total_steps: int = DEFAULT_TOTAL_STEPS,
     seed: int = 0,
-    policy: Policy | str | None = None,
+    policy: Policy | PolicyName | str | None = None,
     sync: Synchronisation | str | None = None,
     first: int | None = None,
     runtime: RuntimeName = "local",

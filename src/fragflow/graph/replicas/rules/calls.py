@@ -100,8 +100,11 @@ def scan(pair: EqnPair, kinds: Kinds, walk: Walk) -> list[Kind]:
     def body(carry: list[Kind]) -> list[Kind]:
         return walk(loop.body, other.body, [*kinds[:consts], *carry, *slices])
 
+    def next_carry(carry: list[Kind]) -> list[Kind]:
+        return body(carry)[:count]
+
     first = list(kinds[consts : consts + count])
-    carry = _settled(first, lambda c: body(c)[:count], pair.line)
+    carry = _settled(first, next_carry, pair.line)
     return [*carry, *(stack_kind(k) for k in body(carry)[count:])]
 
 

@@ -208,7 +208,8 @@ def scatter(adds: bool) -> Rule:
             if indices.tag is Tag.ROW:
                 return _own_places(pair, kinds, result, batch)
             if axis in dims.operand_batching_dims:
-                rows = dims.scatter_indices_batching_dims[dims.operand_batching_dims.index(axis)]
+                position = dims.operand_batching_dims.index(axis)
+                rows: int = dims.scatter_indices_batching_dims[position]
                 by_row = indices.tag is Tag.VARYING and indices.axis == rows
                 own = updates.tag is Tag.VARYING and updates.axis == batch[rows]
                 return result if by_row and own else mixed(INDEXED, pair.line)

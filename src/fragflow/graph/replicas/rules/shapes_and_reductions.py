@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fragflow._jax import is_key
+from fragflow._jax_typed import is_sequence
 from fragflow.graph.replicas.eqn_pair import EqnPair
 from fragflow.graph.replicas.kinds import (
     COUNT,
@@ -148,8 +149,8 @@ def along(parameter: str) -> Callable[[EqnPair, Kind], int | None]:
     """Follows an operation that must not work along the environment axis."""
 
     def follow(pair: EqnPair, kind: Kind) -> int | None:
-        axes = pair.params[parameter]
-        axes = axes if isinstance(axes, tuple | list) else (axes,)
+        given = pair.params[parameter]
+        axes = given if is_sequence(given) else (given,)
         return None if kind.axis in axes else kind.axis
 
     return follow
