@@ -140,7 +140,7 @@ def _constant(array: Any) -> Any:
     return wide(array if hasattr(array, "dtype") else jnp.asarray(array))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Play:
     stage: Stage
     values: Values

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -272,18 +272,24 @@ def _check_state(algorithm: Algorithm, old: Any, new: Any, labels: Sequence[str]
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tracer:
-    """The training loop that is cut; every trace of it is made once."""
+    """Traces the training loop that is cut, once for each extent that is asked for."""
 
-    algorithm: Algorithm
-    environment: AnyEnvironment | Host
-    num_envs: int
-    """environments in the program that is cut"""
-    total: int
-    """environments in all: more, if it is one worker's program"""
-    traces: dict[Extent, Trace] = field(default_factory=dict[Extent, Trace])
-    inits: dict[Extent, ClosedJaxpr] = field(default_factory=dict[Extent, ClosedJaxpr])
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        environment: AnyEnvironment | Host,
+        num_envs: int,
+        total: int | None = None,
+    ):
+        """`total` is the number of environments in all: more, if it is one worker's program."""
+        self.algorithm = algorithm
+        self.environment = environment
+        self.num_envs = num_envs
+        """environments in the program that is cut"""
+        self.total = total or num_envs
+        self._traces: dict[Extent, Trace] = {}
+        self._inits: dict[Extent, ClosedJaxpr] = {}
 
     @property
     def extent(self) -> Extent:
@@ -297,21 +303,21 @@ class Tracer:
         return () if num_agents_of(spaces) is None else teams_of(spaces)
 
     def at(self, extent: Extent) -> Trace:
-        if extent not in self.traces:
+        if extent not in self._traces:
             try:
                 made = trace(self.algorithm, self.environment, self.total, extent)
             except Exception as error:
-                if self.extent not in self.traces:
+                if self.extent not in self._traces:
                     raise
                 where = f"for {extent.envs} of {self.num_envs} environments: use env.num_envs"
                 raise judged(error, is_running=False, where=where) from error
             self._check_leaves(made)
-            self.traces[extent] = made
-        return self.traces[extent]
+            self._traces[extent] = made
+        return self._traces[extent]
 
     def _check_leaves(self, made: Trace) -> None:
         """Refuses a state or metrics whose leaves are others for another number of environments."""
-        first = next(iter(self.traces.values()), made)
+        first = next(iter(self._traces.values()), made)
         for function, here, there in (
             (self.algorithm.init, made.state_labels, first.state_labels),
             (self.algorithm.step, made.metric_labels, first.metric_labels),
@@ -325,9 +331,9 @@ class Tracer:
                 )
 
     def init_at(self, extent: Extent) -> ClosedJaxpr:
-        if extent not in self.inits:
-            self.inits[extent] = trace_init(self.algorithm, self.environment, self.total, extent)
-        return self.inits[extent]
+        if extent not in self._inits:
+            self._inits[extent] = trace_init(self.algorithm, self.environment, self.total, extent)
+        return self._inits[extent]
 
 
 def tracer(
@@ -337,9 +343,4 @@ def tracer(
     total: int | None = None,
 ) -> Tracer:
     """Prepares tracing; the first trace is made when one is asked for."""
-    return Tracer(
-        algorithm=algorithm,
-        environment=environment,
-        num_envs=num_envs,
-        total=total or num_envs,
-    )
+    return Tracer(algorithm, environment, num_envs, total)

@@ -76,7 +76,7 @@ class Recorder:
         return call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _WatchedLoop:
     """The steps of a loop; while one is made, its number is the last of `steps`."""
 
