@@ -40,18 +40,15 @@ def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
 
-COMPILED_QUICKLY = ("cli", "docs", "graph", "hunt", "remote", "unit")
-"""folders whose programs are compiled with few optimisations: most of the time would go there"""
-
+COMPILED_QUICKLY = ("cli", "compiler", "docs", "graph", "hunt", "remote", "unit")
+"""folders whose programs are compiled in the least time: most of the suite's would go there"""
 
 _compiled_in = {"least time": False}
-IN_THE_LEAST_TIME = ("cli", "docs", "graph", "hunt", "unit")
-"""of these, folders whose programs are compiled as the probe's are, which processes do not know"""
 
 
 @pytest.fixture(scope="session")
-def least_time() -> None:
-    """JAX has no setting for it."""
+def least_time() -> str:
+    """The flags of XLA with which programs are compiled as the probe's are; JAX has no setting."""
     from jax._src import compiler  # noqa: TID251
 
     from fragflow.graph.probe.double_precision import _least_time
@@ -64,15 +61,26 @@ def least_time() -> None:
         return options(*args, **kwargs)
 
     compiler.get_compile_options = get_compile_options
+    return " ".join(f"--{name}={str(value).lower()}" for name, value in more.items())
 
 
 @pytest.fixture(autouse=True)
-def compile_quickly(request: pytest.FixtureRequest, least_time: None) -> Iterator[None]:
-    """Tests that compare bits of real runs, or that compute for long, are not compiled so."""
-    has = request.node.get_closest_marker
-    is_quick = request.path.parent.name in COMPILED_QUICKLY and not has("optimised")
-    jax.config.update("jax_disable_most_optimizations", is_quick or has("quick") is not None)
-    _compiled_in["least time"] = is_quick and request.path.parent.name in IN_THE_LEAST_TIME
+def compile_quickly(
+    request: pytest.FixtureRequest, least_time: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Tests that compare bits of real runs, or that compute for long, are not compiled so.
+
+    Those marked `quick` have JAX's setting only: in the least time, a program that is cut may round
+    otherwise than an undivided one.
+    """
+    has, folder = request.node.get_closest_marker, request.path.parent.name
+    in_least_time = has("least_time") or (folder in COMPILED_QUICKLY and not has("optimised"))
+    is_quick = bool(in_least_time or has("quick"))
+    jax.config.update("jax_disable_most_optimizations", is_quick)
+    if in_least_time:
+        _compiled_in["least time"] = True
+        # For processes that a test starts: this one's JAX has started.
+        monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} {least_time}")
     yield
     jax.config.update("jax_disable_most_optimizations", False)
     _compiled_in["least time"] = False

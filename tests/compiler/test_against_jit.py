@@ -136,6 +136,7 @@ def test_float_programs_agree_to_rounding(program, policy, optimisations):
     compare(program, policy, optimisations, FLOATS)
 
 
+@pytest.mark.optimised
 def test_one_buffer_as_two_operands_of_a_component():
     """XLA overwrites an operand that is still read, if components are calls of their own here."""
     inner = (Step("component", (4, 4, 1)), Step("component", (4, 4, 1)))
@@ -148,6 +149,7 @@ def test_one_buffer_as_two_operands_of_a_component():
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @given(steps(2), placements(), OPTIMISED)
 @settings(max_examples=3000)
 def test_integer_programs_are_exact_thousands(program, policy, optimisations):

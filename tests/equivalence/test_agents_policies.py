@@ -42,7 +42,9 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
     assert_as_said(cut, fused)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.quick)]
+)
 def test_a_learner_for_each_team_gives_the_same_bits(workers):
     fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=64, iterations=2)
     cut = train(*CASES["ippo"], "learner-per-team", workers, num_envs=64, iterations=2)
@@ -57,8 +59,8 @@ def test_a_learner_for_each_team_gives_the_same_bits(workers):
     ("learners", "workers"), [(2, 2), pytest.param(1, 2, marks=pytest.mark.slow)]
 )
 def test_learners_that_have_some_of_the_agents_agree_to_rounding(learners, workers):
-    fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=24, iterations=3)
-    how = {"num_envs": 24, "iterations": 3, "learners": learners}
+    fused = train(*CASES["ippo"], "gpu-only", 1, num_envs=64, iterations=2)
+    how = {"num_envs": 64, "iterations": 2, "learners": learners}
     cut = train(*CASES["ippo"], "agents", workers, **how)
     assert cut.start.fdg is not None
     assert cut.start.fdg.fragments["learner"].extent.parts == learners
@@ -101,7 +103,7 @@ def test_where_steps_round_differently_it_is_said():
     ],
 )
 def test_replicated_learners_agree_to_rounding(case, policy, workers):
-    fused = train(*CASES[case], "gpu-only", 1, num_envs=24, iterations=3)
-    cut = train(*CASES[case], policy, workers, num_envs=24, iterations=3)
+    fused = train(*CASES[case], "gpu-only", 1, num_envs=64, iterations=2)
+    cut = train(*CASES[case], policy, workers, num_envs=64, iterations=2)
     assert cut.start.equality.startswith("rounding")
     assert relative_error(cut.state.params["actor"], fused.state.params["actor"]) < 1e-4

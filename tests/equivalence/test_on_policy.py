@@ -41,7 +41,7 @@ def test_replicated_actors_and_environments_give_the_same_bits(case, policy, wor
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("case", "policy"), one_of_each(CASES, REPLICATED))
 def test_replicated_learners_agree_to_rounding(case, policy, workers):
-    fused = train(*CASES[case], "gpu-only", 1, num_envs=24, iterations=4)
-    cut = train(*CASES[case], policy, workers, num_envs=24, iterations=4)
+    fused = train(*CASES[case], "gpu-only", 1, num_envs=64, iterations=3)
+    cut = train(*CASES[case], policy, workers, num_envs=64, iterations=3)
     assert cut.start.equality.startswith("rounding")
     assert relative_error(cut.state.params, fused.state.params) < 1e-4

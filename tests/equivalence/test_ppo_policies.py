@@ -122,7 +122,7 @@ def test_replicas_that_share_a_place_are_fused():
     assert fused.start.fdg is not None
     rollout = fused.start.fdg.fragments["environment+actor"]
     assert (rollout.replicas, rollout.asked_replicas, rollout.num_envs) == (2, 4, 32)
-    assert fused.messages < train("single-learner-coarse", 4).messages
+    assert fused.messages == train("single-learner-coarse", 2).messages
     assert digest(fused.state) == digest(train("gpu-only", 1).state)
 
 

@@ -82,7 +82,6 @@ def test_dividing_agents_does_not_change_learning(algorithm, environment, worker
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.optimised
 def test_in_processes_it_is_the_same():
     threads = train(Apart(), Crowd(), POLICIES["agents"], 2, 2)
     processes = train(Apart(), Crowd(), POLICIES["agents"], 2, 2, runtime="processes")

@@ -1,12 +1,13 @@
 """A kernel in C++ that cannot be built, loaded or registered is absent, and nothing else."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -33,24 +34,38 @@ def builder() -> ModuleType:
     return module
 
 
-COMMAND = "from fragflow.tools.cli.main import main; sys.exit(main(sys.argv[2:]))"
-JAX_AFTERWARDS = "print(native.absent()); import jax.numpy as jnp; print(jnp.ones(2).sum())"
+SAYS = """
+import contextlib, io, json, pathlib, sys
+from fragflow.ops.kernels import native
+native.LIBRARY = pathlib.Path(sys.argv[1])
+print(native.absent())
+import jax.numpy as jnp
+print(jnp.ones(2).sum())
+from fragflow.tools.cli.main import main
+for words in json.loads(sys.argv[2]):
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = main(words)
+    print(json.dumps([code, out.getvalue(), errors.getvalue()]))
+"""
 
 
-def fragflow(
-    library: Path, tmp_path: Path, *words: str, then: str = COMMAND
-) -> subprocess.CompletedProcess[str]:
-    """What `fragflow` says in an installation whose kernels are in `library`."""
-    code = (
-        "import sys, pathlib; from fragflow.ops.kernels import native; "
-        f"native.LIBRARY = pathlib.Path(sys.argv[1]); {then}"
-    )
+def said(
+    library: Path, tmp_path: Path, *commands: list[str]
+) -> tuple[str, str, Iterator[tuple[int, str, str]]]:
+    """What an installation says whose kernels are in `library`: why they are absent, what JAX
+    computes afterwards, and each command's exit code, output and errors."""
     variables = {
         "PYTHONPATH": str(ROOT / "src"),
         "XDG_CACHE_HOME": str(tmp_path),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
-    return run(sys.executable, "-c", code, library, *words, cwd=tmp_path, variables=variables)
+    words = (library, json.dumps(commands))
+    done = run(sys.executable, "-c", SAYS, *words, cwd=tmp_path, variables=variables)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    why, computed, *answers = done.stdout.splitlines()
+    return why, computed, map(json.loads, answers)
 
 
 def test_built_with_headers_of_a_newer_xla(
@@ -68,28 +83,30 @@ def test_built_with_headers_of_a_newer_xla(
     monkeypatch.setattr(builder, "_headers", lambda: newer)
     assert builder.build(SOURCE, library) is None
 
-    alone = fragflow(library, tmp_path, then=JAX_AFTERWARDS)
-    assert alone.returncode == 0, alone.stderr
-    assert alone.stdout.startswith("its library does not load: ")
-    assert alone.stdout.endswith("\n2.0\n")
+    common = ["ppo", "--env", "gymnasium:CartPole-v1", "--num-envs", "4"]
+    steps = ["--total-steps", "64", "--eval-episodes", "0", "--rollout-length", "16"]
+    asked = ["--implementation", "discounted_sums=cpp"]
+    why, computed, answers = said(
+        *(library, tmp_path, ["show", *common], ["train", *common, *steps]),
+        ["train", *common, *steps, *asked],
+    )
+    assert why.startswith("its library does not load: ")
+    assert computed == "2.0"
 
-    common = ("ppo", "--env", "gymnasium:CartPole-v1", "--num-envs", "4")
-    shown = fragflow(library, tmp_path, "show", *common)
-    assert shown.returncode == 0, shown.stderr
-    (line,) = (line for line in shown.stdout.splitlines() if "discounted_sums by" in line)
+    code, output, errors = next(answers)
+    assert code == 0, errors
+    (line,) = (line for line in output.splitlines() if "discounted_sums by" in line)
     assert "discounted_sums by xla (cpp is absent: its library does not load: " in line
 
-    steps = ("--total-steps", "64", "--eval-episodes", "0", "--rollout-length", "16")
-    trained = fragflow(library, tmp_path, "train", *common, *steps)
-    assert trained.returncode == 0, trained.stderr
-    assert "discounted_sums by xla (cpp is absent: " in " ".join(trained.stdout.split())
-    assert "Traceback" not in trained.stderr
+    code, output, errors = next(answers)
+    assert code == 0, errors
+    assert "discounted_sums by xla (cpp is absent: " in " ".join(output.split())
+    assert "Traceback" not in errors
 
-    asked = ("--implementation", "discounted_sums=cpp")
-    refused = fragflow(library, tmp_path, "train", *common, *steps, *asked)
-    assert refused.returncode == 2
+    code, _, errors = next(answers)
+    assert code == 2
     assert "discounted_sums=cpp: cpp is absent: its library does not load" in " ".join(
-        refused.stderr.split()
+        errors.split()
     )
 
 

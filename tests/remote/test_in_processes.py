@@ -57,8 +57,8 @@ def test_computes_in_the_calling_thread_where_the_coordinator_does(value: str) -
     [
         (COARSE, 2),
         ("single-learner-fine", 2),
-        ("multi-learner", 2),
         ("gpu-only", 1),
+        pytest.param("multi-learner", 2, marks=pytest.mark.slow),  # often in test_groups.py
         pytest.param("environments", 2, marks=pytest.mark.slow),
         pytest.param("central", 2, marks=pytest.mark.slow),
         pytest.param(COARSE, 4, marks=pytest.mark.slow),

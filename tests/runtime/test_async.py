@@ -22,6 +22,7 @@ from graph.toy import Drift, OneUpdate, State, Toy
 from runtime.test_host import HostDrift
 from runtime.test_lag import StopAfter
 
+pytestmark = pytest.mark.quick
 ITERATIONS = 10
 
 

@@ -16,6 +16,7 @@ from fragflow.run import Experiment, Outcome, Silent, run
 from graph.toy import Delayed, Drift, Toy
 from runtime.test_host import still
 
+pytestmark = pytest.mark.quick
 ITERATIONS = 12
 
 

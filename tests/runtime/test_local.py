@@ -18,6 +18,8 @@ from fragflow.runtime.drivers.channels import Closed, QueueChannels
 from fragflow.runtime.programs import devices
 from graph.toy import Drift, State, Toy
 
+pytestmark = pytest.mark.least_time
+
 
 @functools.cache
 def train(policy: str, workers: int = 1, runtime: Any = "local", iterations: int = 3) -> Outcome:
@@ -62,15 +64,17 @@ class GradientProbe(Toy):
         return Toy.update(self, w, grads) * 0.0 + grads
 
 
+@functools.cache
+def gradient(policy: str, workers: int) -> np.ndarray:
+    experiment = Experiment(
+        algorithm=GradientProbe(), environment=Drift(), num_envs=12, total_steps=48, seed=1
+    )
+    return params(run(experiment, named_policy(policy), workers=workers))
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("policy", ["gpu-only", "multi-learner", "central"])
 def test_gradients_of_replicated_learners(policy, workers):
-    def gradient(name: str, count: int) -> np.ndarray:
-        experiment = Experiment(
-            algorithm=GradientProbe(), environment=Drift(), num_envs=12, total_steps=48, seed=1
-        )
-        return params(run(experiment, named_policy(name), workers=count))
-
     expected = gradient("gpu-only", 1)
     assert np.abs(expected).max() > 1e-3
     np.testing.assert_allclose(gradient(policy, workers), expected, rtol=1e-5, atol=1e-7)

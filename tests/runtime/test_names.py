@@ -18,6 +18,7 @@ from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.planning.message_pieces import incoming, wholes
 from graph.toy import Drift, Toy
 
+pytestmark = pytest.mark.quick
 ITERATIONS = 3
 NUM_ENVS = 8
 STEPS = {

@@ -12,6 +12,8 @@ from fragflow.run import Experiment, run
 from graph.toy import Drift
 from graph.wrong import Small
 
+pytestmark = pytest.mark.least_time
+
 
 def large_in_half(x, n, key):
     return ff.all_mean((0 * x + 4e4).astype(jnp.float16).mean(0)).astype(jnp.float32) * 1e-4

@@ -15,6 +15,8 @@ from fragflow.policies import named_policy
 from fragflow.run import Experiment, run
 from graph.toy import Drift
 
+pytestmark = pytest.mark.least_time
+
 
 class State(NamedTuple):
     params: jax.Array

@@ -1,13 +1,13 @@
 """Proximal policy optimisation (Schulman et al. 2017).
 
-Its defaults differ from the textbook, for what was measured to learn better; flags give the latter:
+Where its defaults differ from the textbook, a flag gives the textbook:
 
-- returns are scaled by their running size (textbook: `scale_returns=False`);
-- advantages are standardised per iteration (per minibatch: `advantages_per_minibatch=True`; the
-  paper itself does not: `normalise_advantages=False`);
-- a minibatch is all environments at random time steps (random time steps of each environment:
+- returns are scaled by their running size (never: `scale_returns=False`);
+- advantages are standardised per iteration (per minibatch: `advantages_per_minibatch=True`; not at
+  all, as in the paper: `normalise_advantages=False`);
+- a minibatch is all environments at the same random time steps (each at its own:
   `shuffle_each_env=True`). Samples are never drawn across environments: a replica holds some only;
-- the critic is not clipped, as in the paper (as in its authors' code: `clip_value=True`).
+- the critic's output is not clipped, as in the paper (as in its code: `clip_value=True`).
 
 Like the authors' code it anneals the learning rate and clips the gradient's norm. Other than theirs
 it bootstraps where a time limit cut an episode.
