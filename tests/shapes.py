@@ -1,5 +1,6 @@
 """Checks of the shapes that signatures state, while tests run; elsewhere nothing checks them."""
 
+import ast
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ import jax
 import jaxtyping
 from beartype import BeartypeConf, beartype
 from jax._src import source_info_util  # noqa: TID251
+from jaxtyping._import_hook import JaxtypingTransformer
 
 PACKAGES = ("fragflow.ops", "fragflow.algorithms")
 
@@ -15,8 +17,17 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 """a whole number may stand for a float, as type checkers have it"""
 
 
+def _of_functions_alone(self: JaxtypingTransformer, node: ast.ClassDef) -> ast.ClassDef:
+    """Leaves the class itself unchecked: hyperparameters are checked by the algorithms."""
+    self._parents.append(node)
+    self.generic_visit(node)
+    self._parents.pop()
+    return node
+
+
 def check_shapes() -> None:
-    """Has modules of these packages checked that are imported from now on."""
+    """Has functions of these packages checked that are imported from now on."""
+    JaxtypingTransformer.visit_ClassDef = _of_functions_alone
     jaxtyping.install_import_hook(PACKAGES, f"{__name__}.checked")
     # As the functions themselves, what checks them is not where an operation was written.
     source_info_util.register_exclusion("<@beartype")

@@ -91,7 +91,7 @@ CASES = {
     ),
     "shown for none": (
         ["show", "ppo", "--env", "CartPole-v1", "--num-envs", "0"],
-        ["num-envs is 0", "at least 1"],
+        ["num-envs is 0", "expected a whole number from 1"],
     ),
     "list": (["list", "--all"], ["unknown option --all"]),
 }
@@ -155,7 +155,7 @@ def test_failed_fragment_has_its_own_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise RunError("fragment learner[0] failed\nin segment learner/0")
 
-    monkeypatch.setattr("fragflow.tools.experiment.train.run", fail)
+    monkeypatch.setattr("fragflow.tools.experiment.compile.execute", fail)
     assert "learner[0] failed in segment" in error_line(capsys, list(TINY), code=3)
     with pytest.raises(RunError):
         main([*TINY, "--debug"])

@@ -81,7 +81,7 @@ def test_metrics_have_a_line_per_iteration(finished: Finished) -> None:
 
 def test_plain_progress(finished: Finished) -> None:
     lines = finished.output.splitlines()
-    assert "policy gpu-only (the default where the environment compiles" in lines[0]
+    assert "policy gpu-only (the default where the environment compiles" in lines[1]
     assert "tracing" in lines
     assert "fragments: loop x1 @cpu" in lines
     assert "equality with one undivided program: bitwise" in lines
@@ -108,7 +108,7 @@ def test_loaded_agent_acts_like_its_parameters(finished: Finished) -> None:
     assert sha256_of(agent.params) == summary_of(finished.path)["params_sha256"]
     key = jax.random.key(0)
     for obs in np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32):
-        expected, _ = agent.algorithm.policy(agent.params, obs, None, key)
+        expected, _ = agent.algorithm.policy(agent.params, jax.numpy.asarray(obs), None, key)
         action = agent.act(obs)
         assert isinstance(action, np.ndarray)
         assert action == expected

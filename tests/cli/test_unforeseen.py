@@ -32,7 +32,7 @@ def test_a_users_mistake(case: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 FAULTS = {
-    "compiler": ("fragflow.run.cut", "planted"),
+    "compiler": ("fragflow.planned_run.cut", "planted"),
     "driver": ("fragflow.runtime.drivers.worker.Worker.wait", "fragment"),
     "saving": ("fragflow.tools.experiment.run_directory.RunDirectory.write_weights", "planted"),
 }
@@ -60,7 +60,7 @@ def test_with_debug_the_error_is_raised_as_it_is(
     MISTAKES["step"].write(tmp_path, "mistake_debug")
     with pytest.raises(KeyError, match="nothing"):
         main([*MISTAKES["step"].words("mistake_debug"), "--debug"])
-    monkeypatch.setattr("fragflow.run.cut", planted_fault())
+    monkeypatch.setattr("fragflow.planned_run.cut", planted_fault())
     with pytest.raises(LookupError, match="planted"):
         main([*SOUND.words("mistake_debug"), "--debug"])
 
@@ -147,7 +147,7 @@ class TestInPython:
         assert str(caught.value).startswith(f"{__file__}:")
 
     def test_a_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fragflow.run.cut", planted_fault())
+        monkeypatch.setattr("fragflow.planned_run.cut", planted_fault())
         with pytest.raises(InternalError, match=r"a fault of fragflow.*planted") as caught:
             ff.train("ppo", "CartPole-v1", num_envs=4, total_steps=64, quiet=True)
         assert isinstance(caught.value.__cause__, LookupError)

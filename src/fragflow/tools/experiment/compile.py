@@ -64,6 +64,8 @@ class Compiled:
     asked: Mapping[str, Any]
     """the configuration, as `config.json` keeps it"""
     title: str
+    environment: str
+    """with its library and wrappers, in words"""
     reason: str = ""
     """for the policy, if none was asked for"""
     shortage: str | None = None
@@ -216,7 +218,8 @@ class Compiled:
     def _in_words(self) -> str:
         asked = self.asked
         return (
-            f"{self.title} with {asked['num_envs']} environments, policy {asked['policy']}"
+            f"{asked['algorithm']} on {self.environment} with {asked['num_envs']} environments, "
+            f"policy {asked['policy']}"
             + (f" ({self.reason})" if self.reason else "")
             + (f", {asked['sync']}" if self.policy.synchronisation != LOCKSTEP else "")
             + (f", the first {asked['first']} that answer" if asked["first"] else "")
@@ -321,7 +324,8 @@ def compile(
     return Compiled(
         planned=planned,
         asked=resolved.asked,
-        title=f"{resolved.asked['algorithm']} on {with_library(env)}{wrappers_text(wrap)}",
+        title=f"{resolved.asked['algorithm']} on {env if isinstance(env, str) else env.name}",
+        environment=f"{with_library(env)}{wrappers_text(wrap)}",
         reason=why_default(planned.policy) if policy is None else "",
         shortage=shortage(planned.policy, planned.deployment) if elsewhere else None,
     )
