@@ -56,7 +56,7 @@ class GivenActorCritic:
         return _per_observation(self.network.value, self.network.value(critic, obs), obs)
 
 
-def actor_critic(network: ActorCriticNetwork | None, hidden: tuple[int, ...]) -> ActorCriticNetwork:
+def actor_critic(network: Any, hidden: tuple[int, ...]) -> ActorCriticNetwork:
     """The user's network, or one of fragflow's with `hidden` layers."""
     return MLPActorCritic(hidden) if network is None else GivenActorCritic(network)
 
