@@ -1,4 +1,4 @@
-"""Composes everything: trace, cut, place, run. The only module that knows all the stages."""
+"""Runs what was planned: probes it, starts its workers, runs chunks of iterations, reports."""
 
 import functools
 import os
@@ -291,7 +291,15 @@ def _in_lockstep(planned: PlannedRun, graph: Graph) -> tuple[FDG, Tracer]:
         return graph.fdg, source
     whole = tracer(source.algorithm, source.environment, planned.experiment.num_envs)
     together = replace(policy, synchronisation=LOCKSTEP)
-    return cut(whole, together, planned.deployment), whole
+    execution = planned.execution
+    fdg = cut(
+        whole,
+        together,
+        planned.deployment,
+        execution.optimisations,
+        deterministic=execution.deterministic,
+    )
+    return fdg, whole
 
 
 def _prepare(

@@ -1,6 +1,7 @@
 """Where replicas are, when there are fewer places than a policy asks for; what is said of it."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 
 from fragflow.errors import ConfigError
-from fragflow.policies import Deployment, named_policy
+from fragflow.policies import LOCKSTEP, Deployment, named_policy
+from fragflow.run import Experiment, run
 from fragflow.runtime.programs import devices, prepare_workers
 from fragflow.tools.cli.main import main
 from fragflow.tools.experiment.progress import fragments_text
-from graph.toy import OneUpdate, Toy
+from graph.toy import Drift, OneUpdate, Toy
 from remote.training import COARSE, train
 
 pytestmark = pytest.mark.quick
@@ -62,3 +64,13 @@ def test_accelerators_may_be_shared_unless_they_are_one_s_own(
     devices.prepare_devices(named_policy(COARSE), many)
     with pytest.raises(ConfigError, match="needs 17 devices"):
         devices.prepare_devices(named_policy("split-device"), many)
+
+
+def test_fragments_with_devices_of_their_own_do_not_share_a_thread() -> None:
+    """Messages within a thread are handed over as they are, and these have to change the device."""
+    policy = replace(named_policy("split-device"), synchronisation=LOCKSTEP)
+    experiment = Experiment(algorithm=Toy(), environment=Drift(), num_envs=4, total_steps=32)
+    apart = run(experiment, policy, probe=False)
+    assert sorted(apart.start.devices.values()) == [["cpu:0"], ["cpu:1"]]
+    together = run(experiment, named_policy("gpu-only"), probe=False)
+    jax.tree.map(np.testing.assert_allclose, apart.state.params, together.state.params)

@@ -1,16 +1,20 @@
 """Bounded lag: workers act on parameters k iterations old, whatever the timing."""
 
 import functools
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+import fragflow as ff
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import make_environment
 from fragflow.errors import ConfigError, PolicyError, RunError
+from fragflow.graph.optimisations import all_but
 from fragflow.policies import named_policy, synchronisation
 from fragflow.run import Experiment, Outcome, Silent, run
 from graph.toy import Delayed, Drift, Toy
@@ -144,3 +148,69 @@ def test_a_failure_is_named_and_ends_the_run() -> None:
 
     with pytest.raises(RunError, match=r"(?s)no such luck.*fragment "):
         train(Toy(report=fail), "single-learner-coarse", "lag=1", 2)
+
+
+class Moving(NamedTuple):
+    params: Any
+    speed: Any
+    env_state: Any
+    obs: Any
+
+
+@dataclass(frozen=True)
+class WithSpeed(Toy):
+    """Acts with other state too, which follows from the parameters or comes with them."""
+
+    follows: bool = True
+    is_same: bool = False
+
+    def init(self, env: ff.Environments, key: jax.Array) -> Any:
+        env_state, t = env.reset(key)
+        return Moving(jnp.zeros((3, 2)), jnp.ones((3, 2)), env_state, t.obs)
+
+    def step(self, env: ff.Environments, state: Any, clock: ff.Clock) -> tuple[Any, Any]:
+        def interact(carry: Any, keys: jax.Array) -> tuple[Any, Any]:
+            env_state, obs = carry
+            action = self.act(state.params + state.speed, obs, keys)
+            env_state, t = env.step(env_state, action)
+            return (env_state, t.obs), (obs, action, t.reward)
+
+        carry, seen = lax.scan(
+            interact, (state.env_state, state.obs), env.keys(clock.key, self.length)
+        )
+        w = self.learn(state.params, *seen)
+        if self.follows:
+            speed = self.update(state.speed, 0.1 * w)
+        else:
+            w, speed = self.damped(w, state.speed)
+        reward = {"reward": ff.all_mean(seen[2].mean())}
+        return Moving(w, w if self.is_same else speed, *carry), reward
+
+    @ff.component("learner.damped")
+    def damped(self, w: jax.Array, speed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return 0.99 * w, 0.9 * speed
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_joining_messages_does_not_decide_what_is_late(follows: bool) -> None:
+    """Other state that goes the way of the parameters is as late as they are."""
+    algorithm = WithSpeed(follows=follows)
+    joined = train(algorithm, "single-learner-coarse", "lag=1", 2)
+    apart = train(
+        algorithm, "single-learner-coarse", "lag=1", 2, optimisations=all_but(["coalesce"])
+    )
+    assert joined.start.fdg is not None
+    assert apart.start.fdg is not None
+    assert len(apart.start.fdg.delays) == 2
+    assert len(joined.start.fdg.delays) == 1 + follows
+    jax.tree.map(np.testing.assert_array_equal, joined.state, apart.state)
+    now = train(algorithm, "single-learner-coarse", "lockstep", 2)
+    assert not np.array_equal(now.state.params, joined.state.params)
+
+
+@pytest.mark.parametrize("sync", ["lag=1", "async"])
+def test_one_value_for_two_leaves_of_the_state_is_refused(sync: str) -> None:
+    """They begin as two, and the one that came late would be the first value of both."""
+    with pytest.raises(PolicyError, match="params and speed are one array"):
+        train(WithSpeed(is_same=True), "single-learner-coarse", sync, 2)
+    train(WithSpeed(is_same=True), "single-learner-coarse", "lockstep", 2, iterations=2)

@@ -1,7 +1,8 @@
-"""Checks that every stage of the compiler is legal; run after every pass.
+"""Checks that every stage of the compiler is legal, when it is made.
 
-What is found here is a fault of fragflow, said where it was made and not where it strikes. The
-user's mistakes are refused elsewhere, by the passes and in `check.py`.
+What is found here is, as a `StageError`, a fault of fragflow, said where it was made and not where
+it strikes. The user's mistakes are refused by the passes and in `check.py`, and here only what is
+known of no message before: numbers that share a byte.
 """
 
 from collections.abc import Iterable, Sequence

@@ -102,7 +102,7 @@ class Driver(Protocol):
 
     @property
     def restarts(self) -> int:
-        """The number of replacements that began new episodes."""
+        """The number of replacements that began new episodes in a run that would else repeat."""
         ...
 
     def run(self, start: int, count: int, answers: Mapping[str, Payload] | None = None) -> Made:

@@ -14,16 +14,25 @@ from fragflow.policies.synchronisation import Asynchronous, Lag
 def late_messages(policy: Policy, fdg: FDG) -> Mapping[str, int]:
     """By message, the number of iterations it is late: those that bring parameters to actors.
 
-    In the language of dataflow, a message that brings a carry is an edge with one first token; a
-    lag of k puts k more on it, and changes no program.
+    Other state that goes the same way once per iteration is as late, in a message of its own too:
+    whether messages were joined changes no result. In the language of dataflow, a message that
+    brings a carry is an edge with one first token; a lag of k puts k more on it, and changes no
+    program.
     """
     if not isinstance(policy.synchronisation, Lag):
         return {}
     lag = policy.synchronisation.iterations
-    late = {t.name: lag for t in fdg.transfers if _brings_params(fdg, t)}
+    bringing = [t for t in fdg.transfers if _brings_params(fdg, t)]
+    ways = {(t.source, t.target) for t in bringing}
+    late = {
+        t.name: lag
+        for t in fdg.transfers
+        if t in bringing or ((t.source, t.target) in ways and _is_state(fdg, t))
+    }
     for transfer in fdg.transfers:
         if transfer.name not in late:
             continue
+        _refuse_shared(fdg, transfer, f"{policy.name} with {policy.synchronisation}")
         for parcel in transfer.parcels:
             if _carried(fdg, parcel.value) is None:
                 raise PolicyError(
@@ -43,6 +52,25 @@ def _brings_params(fdg: FDG, transfer: Transfer) -> bool:
     if crossings(fdg)[transfer.name] != 1:
         return False
     return any(_carried(fdg, parcel.value) in fdg.program.params for parcel in transfer.parcels)
+
+
+def _is_state(fdg: FDG, transfer: Transfer) -> bool:
+    if crossings(fdg)[transfer.name] != 1:
+        return False
+    return all(_carried(fdg, parcel.value) is not None for parcel in transfer.parcels)
+
+
+def _refuse_shared(fdg: FDG, transfer: Transfer, title: str) -> None:
+    """Refuses one value for two leaves of the state: they begin as two, and it can be only one."""
+    carries = fdg.fragments[transfer.target].loop.carries
+    for parcel in transfer.parcels:
+        leaves = [fdg.program.labels[c.inside] for c in carries if c.next == parcel.value]
+        if len(leaves) > 1:
+            raise PolicyError(
+                f"{title}: at the end of an iteration the state's {' and '.join(leaves)} are one "
+                "array, but at its beginning they need not be, and a late message has to bring "
+                "both. Keep one of them, or compute the other where it is used"
+            )
 
 
 def _carried(fdg: FDG, value: Value) -> Value | None:
@@ -81,6 +109,7 @@ def server_of(policy: Policy, fdg: FDG) -> str:
     _check_order(fdg.fragments[server], server, title)
     for transfer in fdg.transfers:
         if transfer.source == server:
+            _refuse_shared(fdg, transfer, title)
             for parcel in transfer.parcels:
                 if _carried(fdg, parcel.value) is None:
                     raise PolicyError(

@@ -51,7 +51,6 @@ class QueueChannels:
     def __init__(self, timeout_seconds: float):
         self.timeout_seconds = timeout_seconds
         self._channels: dict[tuple[str, int, int], QueueChannel] = {}
-        self.is_closed = False
 
     @property
     def sent(self) -> Sent:
@@ -65,6 +64,5 @@ class QueueChannels:
 
     def close(self) -> None:
         """Wakes all threads that wait."""
-        self.is_closed = True
         for channel in self._channels.values():
             channel.queue.put(None)

@@ -67,12 +67,13 @@ class DriverSource:
 def fragments_by_thread(fdg: FDG, plan: Plan) -> tuple[tuple[str, ...], ...]:
     """Groups the fragments whose workers share a thread.
 
-    Fragments of one replica on one device take turns: separate threads would only cost time. If
-    messages are late, fragments work at the same time, and each has its own thread.
+    Fragments of one replica that share a device take turns: separate threads would only cost time.
+    Those with devices of their own work at the same time, and all do if messages are late: then
+    each has its own thread.
     """
     if fdg.delays or not plan.optimisations.share_threads:
         return tuple((name,) for name in fdg.fragments)
-    single = [f for f in fdg.fragments.values() if f.replicas == 1]
+    single = [f for f in fdg.fragments.values() if f.replicas == 1 and not f.own_devices]
     together = [f.name for f in single if not plan.parts[f.name].fused]
     if len({f.device for f in single}) > 1:
         together = []

@@ -1,8 +1,8 @@
 """The meaning of instructions, as a pure schedule that steps them without executing anything.
 
 When an instruction is ready, what it does to the messages under way, and where control goes next is
-said here and nowhere else. The functions that are generated for real runs are held to it: their
-events, in the order of time, are an order that the schedule allows (`check_order`).
+said here. The functions that are generated for real runs are held to it: their events, in the order
+of time, are an order that the schedule allows (`check_order`).
 
 What is not modelled: how long anything takes; that collectives wait for all members of a group that
 is divided among processes; asynchronous runs, whose order depends on time.

@@ -69,7 +69,7 @@ class Compiled:
     reason: str = ""
     """for the policy, if none was asked for"""
     shortage: str | None = None
-    """the reason why threads of this machine cannot run it, if they lack devices"""
+    """if planned for elsewhere: the reason why threads of this machine cannot run it"""
     promise: Promise | None = None
     """the result of the probe, once there was one"""
 
@@ -256,8 +256,8 @@ def compile(
 ) -> Compiled:
     """Traces a training loop, cuts it into fragments and plans them; starts nothing.
 
-    Whatever can be refused without a run is refused here. JAX starts, with as many devices as the
-    policy needs; apart from that the process is as before.
+    Whatever can be refused without compiling is refused here. JAX starts, with as many devices as
+    the policy needs; apart from that the process is as before.
 
     Args:
         algorithm: the name of one, `module:attribute`, a class or an instance.
@@ -281,7 +281,7 @@ def compile(
         hyperparameters: replace those of the algorithm.
         env_args: arguments of an environment given by its name.
         wrap: wrappers of the environment, what `ff.wrap` takes by name.
-        elsewhere: plan for another machine: devices may be missing here. It can be shown, not run.
+        elsewhere: plan for another machine: devices may be missing here, which `run` then refuses.
         quiet: show no progress on the terminal.
 
     Returns:
