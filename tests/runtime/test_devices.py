@@ -71,6 +71,6 @@ def test_fragments_with_devices_of_their_own_do_not_share_a_thread() -> None:
     policy = replace(named_policy("split-device"), synchronisation=LOCKSTEP)
     experiment = Experiment(algorithm=Toy(), environment=Drift(), num_envs=4, total_steps=32)
     apart = run(experiment, policy, probe=False)
-    assert sorted(apart.start.devices.values()) == [["cpu:0"], ["cpu:1"]]
+    assert sorted(map(list, apart.start.devices.values())) == [["cpu:0"], ["cpu:1"]]
     together = run(experiment, named_policy("gpu-only"), probe=False)
     jax.tree.map(np.testing.assert_allclose, apart.state.params, together.state.params)
