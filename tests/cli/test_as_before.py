@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from fragflow._jax_process import setting
-from fragflow.tools.experiment.restore_process import as_before
+from fragflow.tools.experiment.restore_settings import as_before
 
 FOOTPRINTS = Path(__file__).with_name("footprints.py")
 ENDINGS = {

@@ -18,7 +18,7 @@ from cli.tiny import TINY
 from fragflow.graph.show import Format
 from fragflow.planned_run import RuntimeName
 from fragflow.runtime.planning.print_plan import STAGE_NAMES
-from fragflow.tools.cli.commands import SHOW, TRAIN, StageName
+from fragflow.tools.cli.command_options import SHOW, TRAIN, StageName
 from fragflow.tools.cli.main import main
 from fragflow.tools.cli.signals import Interrupts
 from fragflow.tools.experiment.progress import Live, Plain, Update, display_for, duration

@@ -15,10 +15,10 @@ from cli.tiny import Finished
 from fragflow.algorithms.ppo import PPO
 from fragflow.environments import ADAPTERS
 from fragflow.errors import ConfigError, UserCodeError
-from fragflow.tools.cli.commands import TRAIN
+from fragflow.tools.cli.command_options import TRAIN
 from fragflow.tools.cli.main import main
+from fragflow.tools.inputs.names_from_files import is_known_environment, own_settings
 from fragflow.tools.inputs.options import hyperparameters
-from fragflow.tools.inputs.trust import is_known_environment, own_settings
 
 MARKER = """
 from pathlib import Path

@@ -11,10 +11,10 @@ from cli.test_bad_input import error_line
 from cli.tiny import TINY
 from fragflow.errors import ConfigError
 from fragflow.graph.optimisations import OPTIMISATIONS
-from fragflow.tools.cli.commands import TRAIN
+from fragflow.tools.cli.command_options import TRAIN
 from fragflow.tools.cli.main import main
 from fragflow.tools.inputs.options import with_config_file
-from fragflow.tools.inputs.without import names_without, optimisations_without
+from fragflow.tools.inputs.switched_off import names_without, optimisations_without
 
 SHOW = ["show", "ppo", "--env", "CartPole-v1", "--num-envs", "4"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fragflow as ff
-from fragflow.graph.replicas.guards import _equal
+from fragflow.graph.replicas.rule_guards import _equal
 from graph.telling import files_named_in, refusal
 from graph.toy import Drift
 

@@ -27,8 +27,8 @@ from fragflow.graph.tracing.trace import Tracer, tracer
 from fragflow.policies import Deployment, named_policy
 from fragflow.runtime.drivers import codegen
 from fragflow.runtime.drivers.codegen import DriverSource, fragments_by_thread, generate, render
-from fragflow.runtime.drivers.source_lines import Group, flat, lines_of
 from fragflow.runtime.drivers.variable_names import unique_names
+from fragflow.runtime.drivers.wrap_lines import Group, flat, lines_of
 from fragflow.runtime.planning.instructions import Ask, Get, Keep, Put, Run, RunOutOfOrder
 from fragflow.runtime.planning.message_pieces import incoming
 from fragflow.runtime.planning.plan import Plan, make_plan

@@ -31,7 +31,7 @@ CACHES = {
 VARIABLES = {
     "remote/launch/ray_connect.py": "Ray reads its token there alone; put back at once",
     "runtime/programs/devices.py": "XLA reads NPROC and XLA_FLAGS there alone",
-    "tools/experiment/restore_process.py": "puts back what a run has set",
+    "tools/experiment/restore_settings.py": "puts back what a run has set",
     "tools/inputs/options.py": "a help's width; put back at once",
 }
 """modules that set variables of the process, each with the reason"""

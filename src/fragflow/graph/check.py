@@ -11,7 +11,6 @@ from fragflow.graph.ir import Loop, Op, Program, Transfer, Value, walk
 from fragflow.graph.passes.dataflow import is_all_reduce
 from fragflow.graph.replicas.analysis import Known, ReplicaAnalysis
 from fragflow.graph.replicas.eqn_pair import sized_dims
-from fragflow.graph.replicas.guards import well_formed
 from fragflow.graph.replicas.kinds import (
     COUNT,
     NEEDED,
@@ -20,6 +19,7 @@ from fragflow.graph.replicas.kinds import (
     Kind,
     Tag,
 )
+from fragflow.graph.replicas.rule_guards import well_formed
 from fragflow.graph.replicas.rules.shapes_and_reductions import reduced
 from fragflow.graph.tracing.trace import Trace
 from fragflow.policies.policy import Over, Placed, Policy, replicas_over

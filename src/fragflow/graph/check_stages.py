@@ -26,8 +26,8 @@ from fragflow.graph.ir import (
 )
 from fragflow.graph.passes.dataflow import FREE
 from fragflow.graph.passes.split import Split, keeps
-from fragflow.graph.replicas.guards import well_formed
 from fragflow.graph.replicas.kinds import is_below_a_byte
+from fragflow.graph.replicas.rule_guards import well_formed
 from fragflow.graph.stages import (
     FragmentsStage,
     KindsStage,

@@ -8,9 +8,9 @@ from fragflow.graph.fragment_extent import Axis
 from fragflow.graph.ir import Constant, Loop, Node, Op, Program, Transfer, Value
 from fragflow.graph.replicas.constants import constant_kind
 from fragflow.graph.replicas.eqn_pair import sized_dims
-from fragflow.graph.replicas.guards import well_formed
 from fragflow.graph.replicas.interpret import Context, analyse
 from fragflow.graph.replicas.kinds import COUNT, NEEDED, UNIFORM, Kind, Tag, join, mixed, varying
+from fragflow.graph.replicas.rule_guards import well_formed
 from fragflow.graph.replicas.rules.calls import stack_kind, step_kind
 from fragflow.graph.tracing.trace import SOURCES
 

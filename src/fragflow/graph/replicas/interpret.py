@@ -31,14 +31,6 @@ from fragflow.api.rows import row_call
 from fragflow.graph.fragment_extent import Axis
 from fragflow.graph.replicas.constants import constant_kind, folded
 from fragflow.graph.replicas.eqn_pair import EqnPair, sized_dims
-from fragflow.graph.replicas.guards import (
-    is_function,
-    postcondition,
-    precondition,
-    same_parameters,
-    well_formed,
-    with_digits,
-)
 from fragflow.graph.replicas.judge_by_batching import batched
 from fragflow.graph.replicas.kinds import (
     CONSTANT,
@@ -51,6 +43,14 @@ from fragflow.graph.replicas.kinds import (
     first_mixed,
     mixed,
     varying,
+)
+from fragflow.graph.replicas.rule_guards import (
+    is_function,
+    postcondition,
+    precondition,
+    same_parameters,
+    well_formed,
+    with_digits,
 )
 from fragflow.graph.replicas.rules.table import TABLE
 

@@ -29,8 +29,8 @@ from fragflow.errors import ReplicaError
 from fragflow.graph.fragment_extent import Axis
 from fragflow.graph.replicas.constants import constant_kind
 from fragflow.graph.replicas.eqn_pair import EqnPair
-from fragflow.graph.replicas.guards import same_parameters
 from fragflow.graph.replicas.kinds import Kind, Tag
+from fragflow.graph.replicas.rule_guards import same_parameters
 from fragflow.graph.tracing.trace import Tracer
 
 WRITTEN_OTHERWISE = ("broadcast_in_dim", "reshape")

@@ -10,14 +10,6 @@ from dataclasses import dataclass, field
 
 from fragflow.graph.ir import FDG, Transfer, Value
 from fragflow.runtime.drivers.interleave import Block, DriverStep, SharedLoop, thread_order
-from fragflow.runtime.drivers.source_lines import (
-    Group,
-    Part,
-    Slot,
-    Statement,
-    filled_in,
-    lines_of,
-)
 from fragflow.runtime.drivers.variable_names import (
     LONGEST_PREFIX,
     Key,
@@ -25,6 +17,14 @@ from fragflow.runtime.drivers.variable_names import (
     unique_names,
     value_words,
     words_for,
+)
+from fragflow.runtime.drivers.wrap_lines import (
+    Group,
+    Part,
+    Slot,
+    Statement,
+    filled_in,
+    lines_of,
 )
 from fragflow.runtime.planning.instructions import (
     Ask,

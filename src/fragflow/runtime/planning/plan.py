@@ -22,7 +22,7 @@ from fragflow.graph.ir import (
 )
 from fragflow.graph.optimisations import ALL_OPTIMISATIONS, Optimisations
 from fragflow.graph.passes.dataflow import num_bytes
-from fragflow.runtime.planning.check_code import CodeSizes, check_code, check_messages
+from fragflow.runtime.planning.check_plan import CodeSizes, check_code, check_messages
 from fragflow.runtime.planning.instructions import (
     Ask,
     Code,
@@ -46,7 +46,7 @@ from fragflow.runtime.planning.message_pieces import (
     zeros,
 )
 from fragflow.runtime.planning.out_of_order_loop import OutOfOrderLoop, plan_out_of_order
-from fragflow.runtime.planning.pack import PlanDraft, pack_rows
+from fragflow.runtime.planning.pack_loop_outputs import PlanDraft, pack_rows
 from fragflow.runtime.planning.segments import (
     HostCall,
     RuntimeOp,

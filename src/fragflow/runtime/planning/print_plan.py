@@ -12,7 +12,7 @@ from fragflow.graph.show import fragment_label
 from fragflow.graph.stages import STAGES, FragmentsStage
 from fragflow.graph.tracing.trace import Tracer
 from fragflow.policies.policy import Deployment, Policy
-from fragflow.runtime.planning.check_code import PLAN
+from fragflow.runtime.planning.check_plan import PLAN
 from fragflow.runtime.planning.instructions import (
     Ask,
     Enter,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fragflow.error_owner import first_error, judging
 from fragflow.errors import ConfigError, FragflowError, RunError, did_you_mean
-from fragflow.tools.cli.commands import CHECK, EVAL, HELP, SHOW, TRAIN
+from fragflow.tools.cli.command_options import CHECK, EVAL, HELP, SHOW, TRAIN
 from fragflow.tools.experiment.error_report import line_of, printable, silence_callbacks
 from fragflow.tools.inputs.options import (
     OptionGroup,
@@ -179,8 +179,8 @@ def _eval(words: list[str]) -> int:
     from fragflow.tools.experiment.evaluate_agent import evaluator_for
     from fragflow.tools.experiment.gif import check_drawable, record
     from fragflow.tools.experiment.load import load
+    from fragflow.tools.inputs.names_from_files import NotNamed
     from fragflow.tools.inputs.resolve import parse_arguments
-    from fragflow.tools.inputs.trust import NotNamed
     from fragflow.tools.inputs.values import require_whole
 
     require_whole("episodes", values["episodes"], 1)
@@ -359,7 +359,7 @@ def _algorithm_options(
     filled = all_groups if config is None else with_config_file(all_groups, config)
     values = parse(f"fragflow {command} {name}", summary, filled, rest)
     if config is not None and not values["trust_config"]:
-        from fragflow.tools.inputs.trust import require_named
+        from fragflow.tools.inputs.names_from_files import require_named
 
         from_file = given_by_file(all_groups, filled, rest)
         require_named(config, values, from_file, ["fragflow", command, *words])

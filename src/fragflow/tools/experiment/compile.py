@@ -36,7 +36,7 @@ from fragflow.tools.experiment.compile_cache import use_compilation_cache
 from fragflow.tools.experiment.error_report import reported
 from fragflow.tools.experiment.evaluate_agent import evaluator_for
 from fragflow.tools.experiment.progress import Display, Quiet, display_for
-from fragflow.tools.experiment.restore_process import as_before
+from fragflow.tools.experiment.restore_settings import as_before
 from fragflow.tools.experiment.result import Result, result_of, show_result
 from fragflow.tools.experiment.run_directory import RunDirectory
 from fragflow.tools.experiment.watch import Watcher

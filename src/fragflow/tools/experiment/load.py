@@ -19,8 +19,8 @@ from fragflow.graph.tracing.trace import init_function
 from fragflow.ops import within_bounds
 from fragflow.tools.experiment.run_directory import CONFIG, read_config, read_weights
 from fragflow.tools.inputs import resolve
+from fragflow.tools.inputs.names_from_files import NotNamed, is_numbers, own_name, own_of_run
 from fragflow.tools.inputs.options import BadValue, hyperparameters
-from fragflow.tools.inputs.trust import NotNamed, is_numbers, own_name, own_of_run
 
 KINDS: dict[str, type] = {
     "algorithm": str,

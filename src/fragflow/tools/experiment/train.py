@@ -8,7 +8,7 @@ from fragflow.api import Algorithm
 from fragflow.api.environment_batch import AnyEnvironment
 from fragflow.tools.experiment.compile import EVAL_EPISODES, compile
 from fragflow.tools.experiment.error_report import reported
-from fragflow.tools.experiment.restore_process import as_before
+from fragflow.tools.experiment.restore_settings import as_before
 from fragflow.tools.experiment.result import Result
 from fragflow.tools.inputs.settings import Settings
 

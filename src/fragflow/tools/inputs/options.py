@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from fragflow.errors import ConfigError, did_you_mean
+from fragflow.tools.inputs.switched_off import renewed
 from fragflow.tools.inputs.values import is_expressible, metavar_for, parser_for
-from fragflow.tools.inputs.without import renewed
 
 NOT_IN_A_FILE = ("config", "trust_config")
 """options of the command line alone: a file does not say that it is to be trusted"""

@@ -16,9 +16,9 @@ from fragflow.remote.launch.cluster import Cluster, read_cluster
 from fragflow.run import Execution, Experiment, RuntimeName
 from fragflow.runtime.programs.devices import as_here, compute_in_calling_thread, deploy_here
 from fragflow.tools.inputs import resolve
-from fragflow.tools.inputs.trust import is_known_environment
+from fragflow.tools.inputs.names_from_files import is_known_environment
+from fragflow.tools.inputs.switched_off import names_without, optimisations_without
 from fragflow.tools.inputs.values import require_whole
-from fragflow.tools.inputs.without import names_without, optimisations_without
 
 DEFAULT_NUM_ENVS = 16
 DEFAULT_TOTAL_STEPS = 1_048_576

@@ -1,7 +1,7 @@
 """Rules for operations that move, order or reduce entries; see table.py.
 
-A rule gives the kind of the result for those of the operands. guards.py checks around every rule
-that the operands may enter at all, and that the result has the shape its kind speaks of.
+A rule gives the kind of the result for those of the operands. rule_guards.py checks around every
+rule that the operands may enter at all, and that the result has the shape its kind speaks of.
 """
 
 import math

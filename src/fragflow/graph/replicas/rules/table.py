@@ -72,9 +72,9 @@ add(
 add(
     "convert_element_type",
     elementwise,
-    linear="the number stays the same, up to rounding that its rows had: see guards.py",
-    monotone="x <= y stays so where the cast keeps the order: see guards.py",
-    homogeneous="the number stays the same, up to rounding: see guards.py",
+    linear="the number stays the same, up to rounding that its rows had: see rule_guards.py",
+    monotone="x <= y stays so where the cast keeps the order: see rule_guards.py",
+    homogeneous="the number stays the same, up to rounding: see rule_guards.py",
     numbers="an integer stays the same",
 )
 add(
@@ -114,8 +114,8 @@ add(
 add(
     "div",
     elementwise,
-    linear="(x + y) / u = x / u + y / u, for floats and a sum above the line: see guards.py",
-    homogeneous="(c x) / (c' y) = c / c' (x / y), for floats: see guards.py",
+    linear="(x + y) / u = x / u + y / u, for floats and a sum above the line: see rule_guards.py",
+    homogeneous="(c x) / (c' y) = c / c' (x / y), for floats: see rule_guards.py",
 )
 add(
     "max min",
