@@ -18,7 +18,9 @@ from fragflow.remote.launch.cluster import Cluster
 from fragflow.runtime.host_environments.pool import as_placed
 from fragflow.runtime.planning.plan import Plan, make_plan
 from fragflow.runtime.planning.print_plan import text_after
+from fragflow.runtime.programs.implementations import check_names
 from fragflow.runtime.programs.prepare_workers import Progress, no_progress
+from fragflow.runtime.promises.run_probe import SWITCHED_OFF_WORDS, refuse_unproven
 
 RuntimeName = Literal["local", "eager", "processes", "ray"]
 
@@ -195,10 +197,14 @@ def _graph(
     )
     steps = env_steps_per_iteration(source.at(source.extent), total)
     refuse_no_steps(experiment, steps)
+    plan = make_plan(fdg, execution.optimisations)
+    check_names(plan, execution.implementations)
+    if not execution.probe:
+        refuse_unproven(fdg, SWITCHED_OFF_WORDS)
     return Graph(
         source=source,
         fdg=fdg,
-        plan=make_plan(fdg, execution.optimisations),
+        plan=plan,
         iterations=iterations_for(experiment.total_steps, steps),
         steps_per_iteration=steps,
     )

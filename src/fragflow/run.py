@@ -1,10 +1,12 @@
 """Runs what was planned: probes it, starts its workers, runs chunks of iterations, reports."""
 
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +17,7 @@ from fragflow.error_owner import judging
 from fragflow.graph.cut import cut
 from fragflow.graph.fragment_extent import Extent
 from fragflow.graph.ir import FDG, Value
+from fragflow.graph.probe.graph_hash import of_programs
 from fragflow.graph.tracing.trace import (
     Tracer,
     init_function,
@@ -51,9 +54,12 @@ from fragflow.runtime.observer import Row as Row
 from fragflow.runtime.observer import Silent as Silent
 from fragflow.runtime.observer import Start as Start
 from fragflow.runtime.observer import mean_return as mean_return
-from fragflow.runtime.programs.devices import deploy_here
-from fragflow.runtime.programs.implementations import Picks, in_words, inexact
+from fragflow.runtime.programs.devices import are_loops_apart, deploy_here
+from fragflow.runtime.programs.implementations import Picks, in_words, inexact, pick
 from fragflow.runtime.programs.prepare_workers import Assembly
+from fragflow.runtime.promises import compare_bits, selftest
+from fragflow.runtime.promises import equality as equality_of_runs
+from fragflow.runtime.promises import promise as promises
 from fragflow.runtime.promises.compare_bits import bits_depend_on, other_bits
 from fragflow.runtime.promises.equality import after_restarts, equality
 from fragflow.runtime.promises.probe_cache import recall, remember
@@ -64,6 +70,10 @@ from fragflow.runtime.run_chunks import train
 
 if TYPE_CHECKING:  # needs libraries that a run in threads does not
     from fragflow.remote.launch.launcher import Launcher
+
+
+JUDGES = (compare_bits, equality_of_runs, promises, selftest)
+"""modules that make the statement about a run: what other versions of them said does not count"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,7 +193,13 @@ def promise_of(planned: PlannedRun, observer: Observer) -> Promise:
         first = _first_state(planned.experiment, graph, sources, pools)
     finally:
         close_pools(pools)
-    return _promise(planned, graph, first, sources, observer)
+    promise = _promise(planned, graph, first, sources, observer)
+    picks = pick(graph.plan, planned.execution.implementations, planned.execution.deterministic)
+    promise = promise.weakened_by(inexact(graph.fdg, picks))
+    key = _promise_key(planned, graph)
+    if key is not None and planned.execution.probe:
+        remember(key, {"equality": promise.equality})
+    return promise
 
 
 def remembered_equality(planned: PlannedRun) -> str | None:
@@ -269,19 +285,27 @@ def _promise(
         execution.optimisations,
     )
     seconds = time.perf_counter() - began
-    promise = Promise(trial=trial, equality=how_equal, seconds=seconds)
-    key = _promise_key(planned, graph)
-    if key is not None and execution.probe:
-        remember(key, {"equality": how_equal})
-    return promise
+    return Promise(trial=trial, equality=how_equal, seconds=seconds)
 
 
 def _promise_key(planned: PlannedRun, graph: Graph) -> str | None:
-    execution = planned.execution
+    """The key of all that the statement about a run follows from; None if that is not known.
+
+    What an environment on the host begins with is known when it was asked.
+    """
+    execution, experiment, fdg = planned.execution, planned.experiment, graph.fdg
+    if isinstance(graph.source.environment, Host | HostEnvironment):
+        return None
+    init = of_programs([graph.source.init_at(Extent(experiment.num_envs))])
+    if init is None:
+        return None
     asked = sorted(execution.implementations.items())
-    how = f"{execution.deterministic} {execution.probe} {asked} {graph.iterations}"
-    how += f" {execution.optimisations}"
-    return key_of(graph.fdg, "promise", how, *bits_depend_on(graph.fdg))
+    how = (execution.deterministic, execution.probe, asked, execution.optimisations)
+    when = (fdg.synchronisation, sorted(fdg.delays.items()), fdg.server, fdg.workers)
+    which = (experiment.seed, graph.iterations, init, are_loops_apart())
+    judge = [Path(module.__file__ or "").read_bytes() for module in JUDGES]
+    words = [str(how), str(when), str(which), hashlib.sha256(b"".join(judge)).hexdigest()]
+    return key_of(fdg, "promise", *words, *bits_depend_on(fdg))
 
 
 def _in_lockstep(planned: PlannedRun, graph: Graph) -> tuple[FDG, Tracer]:

@@ -121,6 +121,8 @@ class Refused(ff.Algorithm):
         ({"num_envs": 7}, PolicyError, "7"),
         ({"without": "hoisting"}, ConfigError, "hoist"),
         ({"cluster": "nowhere.toml"}, ConfigError, "nowhere.toml"),
+        ({"implementations": {"nonsense": "xla"}}, ConfigError, "nothing called 'nonsense'"),
+        ({"deterministic": "False"}, ConfigError, "expected True or False"),
         (
             {"algorithm": Toy(reduce=lambda grads: grads), "policy": "gpu-only"},
             ReplicaError,
@@ -144,14 +146,16 @@ def test_equality_is_known_after_a_probe_and_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XLA_FLAGS", "")  # as users have it: a run sets it, and puts it back
     compiled = toy()
     assert compiled.equality == "not probed"
     probed = compiled.probe()
     assert probed.equality.startswith(("bitwise", "rounding"))
     assert compiled.equality == probed.equality, "another look at the same graph remembers it"
-    assert toy(seed=5).equality == probed.equality, "the graph is the same"
-    assert toy(without="hoist").equality == "not probed"
-    assert toy(probe=False).equality == "not probed"
+    for other in ({"seed": 5}, {"sync": "lag=1"}, {"without": "hoist"}, {"probe": False}):
+        assert toy(**other).equality == "not probed", other
+    begun = dataclasses.replace(Toy(), length=3)
+    assert ff.compile(begun, Drift(), **COARSE).equality == "not probed"
     tried: list[Any] = []
     monkeypatch.setattr("fragflow.run.tried", lambda *_, **__: tried.append(1))
     result = probed.run(quiet=True, eval_episodes=0)

@@ -101,7 +101,7 @@ def check_fault(broken: str, runtime: str, folder: Path) -> None:
 
 BROKEN = {
     "compiler": "fragflow.remote.protocol.exported:compile_exported",
-    "driver": "fragflow.runtime.drivers.driver:Driver.run",
+    "driver": "fragflow.runtime.drivers.driver:ThreadDriver.run",
     "line": "fragflow.remote.protocol.control_channel:ControlChannel.beat",
 }
 """what only workers call"""

@@ -1,6 +1,7 @@
 """What a run says of its equality with one undivided program, where it would be false."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from fragflow.run import Experiment, Outcome, run
 from fragflow.runtime.programs.devices import processor_of
 from fragflow.runtime.promises import compare_bits, equality
 from fragflow.runtime.promises.run_probe import NOT_DIVIDED
-from graph.toy import Drift
+from graph.toy import Drift, OneUpdate
 from graph.wrong import Small
 from runtime.test_host import HostDrift
 
@@ -216,3 +217,43 @@ def test_another_processor_was_not_compared() -> None:
     assert equality.elsewhere("different: so", fdg, workers) == "different: so"
     whole: Any = SimpleNamespace(fragments={"a": SimpleNamespace(replicas=1)})
     assert equality.elsewhere("bitwise", whole, workers[1:]) == "bitwise"
+
+
+@dataclass(frozen=True)
+class Scaled(OneUpdate):
+    """Begins with other numbers, which the graph does not know."""
+
+    scale: float = 1.0
+
+    def init(self, env: ff.Environments, key: jax.Array) -> Any:
+        state = super().init(env, key)
+        return state._replace(params=jax.tree.map(lambda x: x * self.scale, state.params))
+
+
+@pytest.mark.probed
+def test_bits_that_were_the_same_for_some_numbers_are_compared_for_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compared: list[int] = []
+    difference = compare_bits._difference
+
+    def noted(a: Any, b: Any, fdg: Any, iteration: int) -> Any:
+        compared.append(iteration)
+        return difference(a, b, fdg, iteration)
+
+    monkeypatch.setattr(compare_bits, "_difference", noted)
+
+    def times(scale: float, seed: int = 0) -> int:
+        compared.clear()
+        algorithm = Scaled(scale=scale)
+        experiment = Experiment(
+            algorithm=algorithm, environment=Drift(), num_envs=4, total_steps=16, seed=seed
+        )
+        run(experiment, named_policy("single-learner-coarse"))
+        return len(compared)
+
+    assert times(1.0) > 0
+    assert times(1.0) == 0, "it is remembered"
+    assert times(1.5) > 0
+    assert times(1.0, seed=1) > 0

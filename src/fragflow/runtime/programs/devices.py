@@ -122,9 +122,15 @@ def keep_loops_apart() -> None:
     contracts multiplications and additions across their boundaries, and the bits of a result
     depend on where the program was cut.
     """
+    os.environ["XLA_FLAGS"] = xla_flags()
+
+
+def xla_flags() -> str:
+    """The flags that XLA starts with in runs."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if _SMALL_LOOPS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_OPTION}={_SMALL_LOOPS}={_MAX_LOOP}".strip()
+    return (
+        flags if _SMALL_LOOPS in flags else f"{flags} {_OPTION}={_SMALL_LOOPS}={_MAX_LOOP}".strip()
+    )
 
 
 @functools.cache

@@ -39,6 +39,7 @@ def pick(
     With `is_deterministic` the default is XLA throughout.
     """
     asked = asked or {}
+    check_names(plan, asked)
     picks: dict[str, dict[str, Way]] = {}
     for name, part in plan.parts.items():
         fragment = part.fragment
@@ -51,17 +52,25 @@ def pick(
             if way.how != REFERENCE:
                 for program in _fitting(kernel, way.how, calls[kernel]):
                     _compare(kernel, way.how, program.in_avals, fragment.device)
-    known = {kernel for chosen in picks.values() for kernel in chosen}
+    for name, how in asked.items():
+        ways = [chosen[name] for chosen in picks.values() if name in chosen]
+        if how not in {way.how for way in ways}:
+            raise ConfigError(f"implementation {name}={how}: {ways[0].note}")
+    return picks
+
+
+def check_names(plan: Plan, asked: Mapping[str, str]) -> None:
+    """Refuses kernels that no fragment calls, and implementations that they do not have."""
+    known = {kernel for part in plan.parts.values() for kernel in _calls(part.fragment)}
     for name, how in asked.items():
         if name not in known:
             raise ConfigError(
                 f"implementation {name}={how}: nothing called {name!r} is in this graph. "
                 f"There are: {', '.join(sorted(known)) or 'none'}.{did_you_mean(name, known)}"
             )
-        ways = [chosen[name] for chosen in picks.values() if name in chosen]
-        if how not in {way.how for way in ways}:
-            raise ConfigError(f"implementation {name}={how}: {ways[0].note}")
-    return picks
+        ways = (REFERENCE, *KERNELS[name].implementations)
+        if how not in ways:
+            raise ConfigError(f"implementation {name}={how}: expected one of {', '.join(ways)}")
 
 
 def kernel_programs(
@@ -145,11 +154,6 @@ def _way(
         return Way(REFERENCE) if is_deterministic else _default(name, programs, fragment.device)
     if asked == REFERENCE:
         return Way(asked)
-    if asked not in implementations:
-        raise ConfigError(
-            f"implementation {name}={asked}: expected one of "
-            f"{', '.join((REFERENCE, *implementations))}"
-        )
     return _tried(name, implementations[asked], programs)
 
 

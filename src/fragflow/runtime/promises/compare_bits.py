@@ -1,8 +1,8 @@
 """Compares a run's bits with those of the undivided program: runs both, as they are."""
 
 import contextlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from fragflow.policies.policy import Deployment, Place, Policy
 from fragflow.runtime.drivers.thread_workers import ThreadWorkers
 from fragflow.runtime.lockstep import LockstepRuntime
 from fragflow.runtime.planning.plan import make_plan
-from fragflow.runtime.programs.devices import accelerator, processor_of
+from fragflow.runtime.programs.devices import accelerator, processor_of, xla_flags
 from fragflow.runtime.programs.prepare_workers import Assembly, devices_for
 from fragflow.runtime.promises.probe_cache import recall, remember
 from fragflow.runtime.promises.run_probe import key_of
@@ -65,7 +65,8 @@ def other_bits(
     """
     iterations = _iterations(int(sources["total_iterations"]))
     how = f"{is_deterministic} {sorted((implementations or {}).items())} {iterations}"
-    how += f" {optimisations}"
+    # Bits that are the same for some numbers may be others for others.
+    how += f" {optimisations} {_digest([*state.values(), sources['run_key']])}"
     key = key_of(fdg, "bits", how, *bits_depend_on(fdg))
     if key is not None and (recall(key) or {}).get("same") is True:
         return None
@@ -82,6 +83,14 @@ def other_bits(
     if key is not None:
         remember(key, {"same": True})
     return None
+
+
+def _digest(arrays: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def _iterations(total: int) -> tuple[int, ...]:
@@ -207,5 +216,5 @@ def bits_depend_on(fdg: FDG) -> list[str]:
         f"{name} {sorted(set(map(processor_of, devices_for(fragment))))}"
         for name, fragment in sorted(fdg.fragments.items())
     ]
-    how = f"{os.environ.get('XLA_FLAGS', '')} {setting('jax_disable_most_optimizations')}"
+    how = f"{xla_flags()} {setting('jax_disable_most_optimizations')}"
     return [whole, *parts, how]

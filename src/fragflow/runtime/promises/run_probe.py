@@ -68,6 +68,7 @@ class Tried:
 
 
 NOT_PROVEN = "tried, not proven"
+SWITCHED_OFF_WORDS = "is switched off (--no-probe)"
 NOT_DIVIDED = Tried(text="not divided", divided=False)
 SWITCHED_OFF = Tried(text="switched off", wanted=False)
 
@@ -89,7 +90,7 @@ def tried(
     if not is_divided(fdg):
         return replace(NOT_DIVIDED, wanted=is_wanted)
     if not is_wanted:
-        _refuse_unproven(fdg, "is switched off (--no-probe)")
+        refuse_unproven(fdg, SWITCHED_OFF_WORDS)
         return SWITCHED_OFF
     began = time.perf_counter()
     key = key_of(fdg, "probe")
@@ -105,7 +106,7 @@ def tried(
         raise
     except Exception as error:  # the probe's own mistakes need not end a run
         words = _words(error)
-        _refuse_unproven(fdg, f"fails ({words})")
+        refuse_unproven(fdg, f"fails ({words})")
         return Tried(text=f"could not be tried ({words})", seconds=time.perf_counter() - began)
     seconds = time.perf_counter() - began
     if key is not None and not untried:
@@ -179,7 +180,8 @@ def _try_turns(fdg: FDG) -> None:
             )
 
 
-def _refuse_unproven(fdg: FDG, why: str) -> None:
+def refuse_unproven(fdg: FDG, why: str) -> None:
+    """Refuses replicas of one environment each, which can only be tried, where they are not."""
     if fdg.unproven:
         raise ReplicaError(
             f"replicas of {', '.join(fdg.unproven)} hold one {_holding(fdg)} each, for which JAX "

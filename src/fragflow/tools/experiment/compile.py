@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Unpack
 
 from fragflow.api import Algorithm, HostEnvironment
@@ -95,9 +96,9 @@ class Compiled:
     def equality(self) -> str:
         """Its relation to one undivided program: 'bitwise', 'rounding: ...' or 'different: ...'.
 
-        It is what the probe has found, now or in an earlier run of the same graph, which is
-        remembered; 'not probed' before that. A run may have to weaken it: a worker on another
-        processor, or one that was lost with its episodes.
+        It is what the probe has found, now or an earlier one of the same run, which is remembered
+        if its environment is in JAX; 'not probed' before that. A run may have to weaken it: a
+        worker on another processor, or one that was lost with its episodes.
         """
         if self.promise is not None:
             return self.promise.equality
@@ -323,7 +324,7 @@ def compile(
         display.close()
     return Compiled(
         planned=planned,
-        asked=resolved.asked,
+        asked=MappingProxyType(dict(resolved.asked)),
         title=f"{resolved.asked['algorithm']} on {env if isinstance(env, str) else env.name}",
         environment=f"{with_library(env)}{wrappers_text(wrap)}",
         reason=why_default(planned.policy) if policy is None else "",

@@ -94,6 +94,9 @@ def resolve_settings(
         ("seed", seed, 0),
     ):
         require_whole(name, value, least)
+    for name, flag in (("deterministic", deterministic), ("probe", probe)):
+        if not isinstance(flag, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"{name} is {flag!r}: expected True or False")
     if runtime not in get_args(RuntimeName):
         raise ConfigError(unknown("runtime", str(runtime), get_args(RuntimeName)))
     execution = Execution(
