@@ -25,6 +25,7 @@ CACHES = {
     "runtime/programs/devices.py:_model_of_cpu": "the processor of this process",
     "runtime/programs/devices.py:are_loops_apart": "what XLA was started with, for this process",
     "runtime/promises/run_probe.py:_how": "the code of this process",
+    "tools/experiment/restore_settings.py:_runs": "runs that are under way: the last one puts back",
 }
 """module-level caches, each with the reason why it can never be out of date"""
 
@@ -37,12 +38,26 @@ VARIABLES = {
 """modules that set variables of the process, each with the reason"""
 
 
+CONTAINERS = ("dict", "list", "set", "defaultdict", "deque", "Counter", "WeakKeyDictionary")
+
+
 def is_cache(decorator: ast.expr) -> bool:
     return "cache" in ast.unparse(decorator).rpartition(".")[2]
 
 
+def is_mutable(value: ast.expr) -> bool:
+    """True for an empty container, a call that makes one, and an object of a class of ours."""
+    match value:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in CONTAINERS or name.startswith("_") and name[1:2].isupper()
+        case _:
+            return False
+
+
 def caches() -> Iterator[str]:
-    """Cached functions, and containers of modules that are empty at first."""
+    """Cached functions, and what modules have that can grow."""
     for name, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and any(map(is_cache, node.decorator_list)):
@@ -50,8 +65,7 @@ def caches() -> Iterator[str]:
         for node in tree.body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                empty = ast.unparse(node.value) in ("{}", "[]", "set()", "WeakKeyDictionary()")
-                if empty and isinstance(target, ast.Name):
+                if isinstance(target, ast.Name) and is_mutable(node.value):
                     yield f"{name}:{target.id}"
 
 
@@ -68,6 +82,8 @@ def written(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield ast.unparse(owner), ast.unparse(node)
             case ast.Call(func=ast.Attribute(value=owner, attr=verb)) if verb in adding:
                 yield ast.unparse(owner), ast.unparse(node)
+            case ast.Call(func=ast.Attribute(attr="__setattr__")):
+                yield "self.", ast.unparse(node)
             case _:
                 pass
 
@@ -91,6 +107,6 @@ def test_what_is_frozen_remembers_nothing() -> None:
         f"{name}: {line}"
         for name, record in records
         for owner, line in written(record)
-        if owner.startswith("self.")
+        if owner.startswith(("self.", "vars(self)"))
     ]
     assert found == []
