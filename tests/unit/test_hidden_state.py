@@ -51,7 +51,7 @@ def is_mutable(value: ast.expr) -> bool:
         case ast.Dict(keys=[]) | ast.List(elts=[]):
             return True
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name in CONTAINERS or name.startswith("_") and name[1:2].isupper()
+            return name in CONTAINERS or (name.startswith("_") and name[1:2].isupper())
         case _:
             return False
 
